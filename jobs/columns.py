@@ -1,0 +1,109 @@
+"""Which input column serves for what, and a run of rows as the readers hand it on."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from .errors import ConfigError
+from .schema import OUTPUT_COLUMNS
+from .spec import JobSpec, SamplingSpec
+from .template import PromptTemplate
+
+SAMPLING_KEYS = frozenset(SamplingSpec.model_fields)
+
+RowError = tuple[str, str]
+"""Code and message of a row that cannot run."""
+
+
+@dataclass(slots=True)
+class RowBlock:
+    """Consecutive rows of the input."""
+
+    start: int
+    """Global index of the first row."""
+    values: dict[str, list[Any]]
+    """Python values of each column that is looked into."""
+    errors: dict[int, RowError]
+    """By position in the block: rows that could not be read."""
+    passthrough: pa.RecordBatch
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.passthrough.num_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnPlan:
+    """The part that each input column plays."""
+
+    id: str | None
+    prompt: str | None
+    """Text column; with a template, only where the template uses it."""
+    messages: str | None
+    params: tuple[str, ...]
+    """Columns that override sampling for their row."""
+    variables: tuple[str, ...]
+    """Columns that the template uses."""
+    passthrough: tuple[str, ...]
+    """Columns carried to the output, in input order."""
+
+    @property
+    def values(self) -> list[str]:
+        """Columns that are looked into."""
+        names = (self.id, self.prompt, self.messages, *self.params, *self.variables)
+        return list(dict.fromkeys(name for name in names if name is not None))
+
+
+def plan_columns(spec: JobSpec, found: Sequence[str], template: PromptTemplate | None, where: str) -> ColumnPlan:
+    """Give each found column its part. `where` names the input in messages.
+
+    Raises ConfigError for a column that is missing or that would hide one of the output's own.
+    """
+    columns = spec.input.columns
+    prompt = columns.prompt
+    variables: tuple[str, ...] = ()
+    if template is not None:
+        for name in template.required:
+            _require("prompt.template", name, found, where)
+        variables = tuple(name for name in found if name in template.variables)
+        prompt = prompt if prompt in variables else None
+    for key, column in (("id", columns.id), ("prompt", prompt), ("messages", columns.messages)):
+        if column is not None:
+            _require(f"input.columns.{key}", column, found, where)
+    mapped = {columns.id, columns.prompt, columns.messages}
+    params = tuple(name for name in found if name in SAMPLING_KEYS and name not in mapped)
+    passthrough = _passthrough(spec, found, mapped.union(params), where)
+    return ColumnPlan(columns.id, prompt, columns.messages, params, variables, passthrough)
+
+
+def _passthrough(spec: JobSpec, found: Sequence[str], used: set[str | None], where: str) -> tuple[str, ...]:
+    keep = spec.output.keep_columns
+    if keep == "none":
+        return ()
+    if keep == "all":
+        kept = tuple(name for name in found if name not in used)
+    else:
+        for name in keep:
+            _require("output.keep_columns", name, found, where)
+        kept = tuple(name for name in found if name in keep)
+    taken = [name for name in kept if name in OUTPUT_COLUMNS]
+    if taken:
+        hint = "set input.columns.id: id, or " if taken == ["id"] and spec.input.columns.id is None else ""
+        raise ConfigError(
+            f"{where}: column {', '.join(map(repr, taken))} has a name that the output uses itself; {hint}"
+            "list the columns to carry in output.keep_columns without it, or write none there"
+        )
+    return kept
+
+
+def _require(key: str, name: str, found: Sequence[str], where: str) -> None:
+    if name in found or not found:  # JSONL without a single good row shows no columns
+        return
+    near = difflib.get_close_matches(name, found, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise ConfigError(f"{key}: {where} has no column {name!r}; found {', '.join(found)}{hint}")
