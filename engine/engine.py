@@ -1,0 +1,337 @@
+"""The step loop: schedule, decide, draft, verify, commit."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..policies.base import Int32, Proposals, SpecDecision, SpeculationPolicy, StepFeedback, StepState
+from .block_manager import BlockManager
+from .checkpoint import Checkpoint
+from .config import EngineConfig
+from .drafters.base import Drafter
+from .errors import EngineError
+from .input_batch import SlotTable
+from .memory import num_kv_blocks
+from .request import FinishReason, Request, RequestOutput
+from .sampler import Sampler, count_accepted
+from .scheduler import Batch, Scheduler
+from .stop import StopChecker
+from .target import Target
+from .trace import EngineStats, RollingAcceptance, StepClock, StepRecord
+
+MAX_NUM_SEQS = {"cpu": 64, "cuda": 256}
+MAX_NUM_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
+"""A CPU is compute-bound from about 64 rows on, so a longer chunk only keeps the decoding requests waiting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What the target says: one token for each row of logits, request after request."""
+
+    requests: list[Request]
+    """Those that decode, then those whose prefill is complete."""
+    token_ids: list[int]
+    logprobs: list[float | None] | None
+    num_rows: int
+    """Rows of the forward pass."""
+
+
+class Engine:
+    """Continuous batching over one target, with a drafter and a policy. Not thread-safe.
+
+    `run` is the whole interface: requests in, finished requests out, in the order in which they finish.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        config: EngineConfig,
+        policy: SpeculationPolicy,
+        drafter: Drafter | None = None,
+        token_bytes: Sequence[bytes] | None = None,
+    ) -> None:
+        """token_bytes maps token id -> bytes of text; needed for stop strings only. Raises EngineError."""
+        device = target.device.type
+        self.target, self.policy, self.drafter = target, policy, drafter
+        self.max_model_len = target.max_model_len
+        self.max_num_seqs = config.max_num_seqs or MAX_NUM_SEQS[device]
+        self.max_draft_tokens = config.max_draft_tokens if drafter else 0
+        self.device_name, self.dtype_name = str(target.device), str(target.dtype).removeprefix("torch.")
+        target.allocate(num_blocks := num_kv_blocks(target, config, self.max_num_seqs))
+        self.blocks = BlockManager(num_blocks, config.block_size, config.enable_prefix_caching)
+        max_num_batched_tokens = config.max_num_batched_tokens or MAX_NUM_BATCHED_TOKENS[device]
+        self.scheduler = Scheduler(self.blocks, self.max_num_seqs, max_num_batched_tokens)
+        self.slots = SlotTable(self.max_num_seqs, self.max_model_len, config.block_size)
+        self.sampler = Sampler(target.eos_token_ids)
+        self.stop = StopChecker(target.eos_token_ids, token_bytes, self.max_model_len)
+        self.stats = EngineStats(num_accepted_tokens_per_pos=[0] * self.max_draft_tokens)
+        self.on_step: Callable[[StepRecord], None] | None = None
+        """Called after each step; an exception from it leaves `run`."""
+        self._acceptance = RollingAcceptance()
+        self._started_at = time.perf_counter()
+        self._waited_s = 0.0  # for the caller, since the last step
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint: Checkpoint,
+        config: EngineConfig,
+        policy: SpeculationPolicy,
+        drafter: Drafter | None = None,
+        token_bytes: Sequence[bytes] | None = None,
+    ) -> Engine:
+        """Load the model and build an engine around it. Raises ModelError or EngineError."""
+        return cls(Target.load(checkpoint, config), config, policy, drafter, token_bytes)
+
+    def run(self, requests: Iterable[Request | None]) -> Iterator[RequestOutput]:
+        """Yield each request's output when it finishes. Draws a request only when there may soon be room for it.
+
+        A source that has nothing ready yields None after a short wait of its own, and running requests go on.
+        A request that can never run (no tokens, too long) comes back with finish_reason error.
+        """
+        source = iter(requests)
+        may_come = True
+        while may_come or self.scheduler.has_unfinished:
+            if may_come:
+                may_come = yield from self._draw(source)
+            for request in self.step() if self.scheduler.has_unfinished else ():
+                handed_over = time.perf_counter()
+                yield RequestOutput.of(request)
+                self._waited_s += time.perf_counter() - handed_over
+
+    def step(self) -> list[Request]:
+        """Schedule, decide, draft, verify, commit; returns the requests that finished."""
+        clock = StepClock()
+        batch = self.scheduler.schedule()
+        slots = self.slots.load(batch.requests)
+        state = self._state(batch, slots[: len(batch.decodes)])
+        clock.lap("other")
+        decision = self._decide(state)
+        clock.lap("policy")
+        self._draft(state, decision, batch)
+        clock.lap("draft")
+        verified = self._verify(batch, slots)
+        clock.lap("verify")
+        num_committed, num_accepted = self._commit(batch, verified)
+        clock.lap("other")
+        self._learn(state, batch, num_committed, num_accepted, verified.num_rows, clock)
+        self._record(state, decision, batch, num_committed, num_accepted, verified, clock)
+        return [request for request in verified.requests if request.finish_reason is not None]
+
+    def _draw(self, source: Iterator[Request | None]) -> Generator[RequestOutput, None, bool]:
+        """Queue new requests while there may soon be room; yields those that can never run. Returns whether more may
+        come."""
+        while self.scheduler.num_wanted:
+            asked = time.perf_counter()
+            try:
+                request = next(source)
+            except StopIteration:
+                return False
+            finally:
+                self._waited_s += time.perf_counter() - asked
+            if request is None:
+                return True
+            if (error := self._refusal(request)) is None:
+                self.scheduler.add(request)
+                continue
+            request.finish_reason, request.error = FinishReason.ERROR, error
+            yield RequestOutput.of(request)
+        return True
+
+    def _refusal(self, request: Request) -> str | None:
+        num_prompt, params = len(request.prompt_token_ids), request.sampling_params
+        longest = min(num_prompt + params.max_tokens, self.max_model_len)
+        if num_prompt == 0:
+            return "the prompt has no tokens"
+        if num_prompt >= self.max_model_len:
+            return f"the prompt has {num_prompt} tokens, no room is left of max_model_len {self.max_model_len}"
+        if self.blocks.blocks_for(longest) > self.blocks.num_blocks:
+            return f"{longest} tokens do not fit into the KV cache of {self.blocks.num_blocks} blocks"
+        named = {
+            "the prompt": request.prompt_token_ids,
+            "logit_bias": params.logit_bias,
+            "stop_token_ids": params.stop_token_ids,
+        }
+        for where, ids in named.items():
+            if ids and not 0 <= min(ids) <= max(ids) < self.target.vocab_size:
+                return f"{where} names a token id outside the vocabulary of {self.target.vocab_size}"
+        if params.stop and self.stop.token_bytes is None:
+            return "stop strings need the engine to know the bytes of its tokens"
+        return None
+
+    def _state(self, batch: Batch, slots: Int32) -> StepState:
+        return StepState(
+            step=self.stats.num_steps,
+            num_running=len(batch.decodes),
+            num_scheduled=len(batch.decodes) + len(batch.prefills),
+            num_waiting=len(self.scheduler.waiting),
+            num_prefill_tokens=batch.num_prefill_tokens,
+            kv_usage=self.blocks.usage,
+            max_draft_tokens=self.max_draft_tokens,
+            drafter=self.drafter.kind if self.drafter else "none",
+            rolling_acceptance_rate=self._acceptance.rate,
+            slots=slots,
+            context_lens=self.slots.num_tokens[slots],
+            groups=self.slots.groups[slots],
+            num_draft_tokens=self.slots.num_draft_tokens[slots],
+            num_accepted_tokens=self.slots.num_accepted_tokens[slots],
+        )
+
+    def _decide(self, state: StepState) -> SpecDecision:
+        """The policy's budgets, within what each request may still use: its last token needs no draft."""
+        if self.drafter is None or state.num_running == 0:
+            return SpecDecision.uniform(state, 0, "no drafter" if self.drafter is None else "prefill only")
+        decision = self.policy.decide(state)
+        if np.shape(decision.num_draft_tokens) != (state.num_running,):
+            raise EngineError(
+                f"{type(self.policy).__name__}.decide returned num_draft_tokens of shape "
+                f"{np.shape(decision.num_draft_tokens)} for {state.num_running} requests; give one budget for each"
+            )
+        limit = np.minimum(self.slots.max_num_tokens[state.slots] - state.context_lens - 1, state.max_draft_tokens)
+        return SpecDecision(np.clip(decision.num_draft_tokens, 0, limit).astype(np.int32), decision.reason)
+
+    def _draft(self, state: StepState, decision: SpecDecision, batch: Batch) -> None:
+        """Let the drafter propose, the policy trim, and the scheduler find KV slots for what is left."""
+        batch.drafts = [[] for _ in batch.decodes]
+        if self.drafter is None or not decision.num_draft_tokens.any():
+            return
+        drafts = self.drafter.propose(batch.decodes, decision.num_draft_tokens)
+        keep = self.policy.trim(Proposals(state, drafts.num_draft_tokens, drafts.survival))
+        trimmed = [draft[: max(0, k)] for draft, k in zip(drafts.token_ids, keep.tolist(), strict=True)]
+        self.scheduler.fit_drafts(batch, trimmed)
+
+    def _verify(self, batch: Batch, slots: Int32) -> Verified:
+        """One ragged forward pass over prefill chunks, decodes and drafts, and a token for each row of logits."""
+        if not batch.requests:
+            raise EngineError("no request can be scheduled; the KV cache is too small for the queue's head")
+        inputs = self.slots.gather(batch, slots)
+        logits = self.target.forward(inputs)
+        complete = [r for r, n in zip(batch.prefills, batch.chunks, strict=True) if n == r.num_uncomputed_tokens]
+        requests = batch.decodes + complete
+        token_ids, logprobs = self.sampler.sample(logits, requests, batch.drafts + [[] for _ in complete])
+        return Verified(requests, token_ids, logprobs, len(inputs.positions))
+
+    def _commit(self, batch: Batch, verified: Verified) -> tuple[Int32, Int32]:
+        """Append what the target said as far as the drafts agree.
+
+        Returns tokens committed, for each request of `verified`, and drafts accepted [R], for those that decode.
+        """
+        for request, chunk in zip(batch.prefills, batch.chunks, strict=True):
+            request.num_computed_tokens += chunk
+        drafts = batch.drafts + [[] for _ in verified.requests[len(batch.decodes) :]]
+        committed, accepted, row = [], [], 0
+        for request, draft in zip(verified.requests, drafts, strict=True):
+            sampled = verified.token_ids[row : row + len(draft) + 1]
+            num_accepted = count_accepted(draft, sampled)
+            logprobs = verified.logprobs[row : row + num_accepted + 1] if verified.logprobs else None
+            committed.append(num := self._append(request, sampled[: num_accepted + 1], logprobs))
+            accepted.append(min(num_accepted, num))
+            row += len(draft) + 1
+        num_decodes = len(batch.decodes)
+        for request, num in zip(batch.decodes, committed, strict=False):
+            request.num_computed_tokens += num
+        for request in batch.requests:
+            self.blocks.commit(request)
+        return np.array(committed, np.int32), np.array(accepted[:num_decodes], np.int32)
+
+    def _append(self, request: Request, token_ids: list[int], logprobs: list[float | None] | None) -> int:
+        """Append tokens until one ends the request; returns how many."""
+        for count, token in enumerate(token_ids, start=1):
+            request.output_token_ids.append(token)
+            if logprobs and (logprob := logprobs[count - 1]) is not None:
+                request.logprobs.append(logprob)
+            request.finish_reason = self.stop.check(request)
+            if request.finish_reason is not None:
+                return count
+        return len(token_ids)
+
+    def _learn(
+        self, state: StepState, batch: Batch, committed: Int32, accepted: Int32, num_rows: int, clock: StepClock
+    ) -> None:
+        """Tell the drafter and the policy what happened, and let finished requests go."""
+        drafted = np.fromiter(map(len, batch.drafts), dtype=np.int32, count=len(batch.drafts))
+        if drafted.any():
+            assert self.drafter is not None
+            self.drafter.observe(batch.decodes, drafted, accepted)
+            self._acceptance.add(int((drafted > 0).sum()), int(drafted.sum()), int(accepted.sum()))
+            self._count_drafts(state, batch, drafted, accepted)
+        if state.num_running:
+            self.policy.observe(
+                StepFeedback(
+                    state=state,
+                    num_draft_tokens=drafted,
+                    num_accepted_tokens=accepted,
+                    num_committed_tokens=committed[: state.num_running],
+                    num_batched_tokens=num_rows,
+                    draft_s=clock.seconds["draft"],
+                    verify_s=clock.seconds["verify"],
+                    other_s=clock.seconds["other"] + clock.seconds["policy"],
+                )
+            )
+        for request in batch.requests:
+            if request.finish_reason is not None:
+                self.scheduler.finish(request)
+                if self.drafter is not None:
+                    self.drafter.forget(request)
+
+    def _count_drafts(self, state: StepState, batch: Batch, drafted: Int32, accepted: Int32) -> None:
+        self.slots.num_draft_tokens[state.slots] += drafted
+        self.slots.num_accepted_tokens[state.slots] += accepted
+        for request, num_drafted, num_accepted in zip(batch.decodes, drafted.tolist(), accepted.tolist(), strict=True):
+            if num_drafted:
+                request.num_drafts += 1
+                request.num_draft_tokens += num_drafted
+                request.num_accepted_tokens += num_accepted
+        for num_accepted, count in Counter(accepted.tolist()).items():
+            for position in range(num_accepted):
+                self.stats.num_accepted_tokens_per_pos[position] += count
+
+    def _record(
+        self,
+        state: StepState,
+        decision: SpecDecision,
+        batch: Batch,
+        committed: Int32,
+        accepted: Int32,
+        verified: Verified,
+        clock: StepClock,
+    ) -> None:
+        """Add the step to the totals and hand its record to on_step."""
+        clock.lap("other")
+        record = StepRecord(
+            step=state.step,
+            start_s=clock.started - self._started_at,
+            num_running=state.num_running,
+            num_scheduled=state.num_scheduled,
+            num_waiting=state.num_waiting,
+            num_prefill_tokens=state.num_prefill_tokens,
+            num_batched_tokens=verified.num_rows,
+            num_drafts=sum(map(bool, batch.drafts)),
+            num_draft_tokens=sum(map(len, batch.drafts)),
+            num_accepted_tokens=int(accepted.sum()),
+            num_generation_tokens=int(committed.sum()),
+            num_preemptions=batch.num_preemptions,
+            kv_usage=state.kv_usage,
+            rolling_acceptance_rate=state.rolling_acceptance_rate,
+            reason=decision.reason,
+            policy_s=clock.seconds["policy"],
+            draft_s=clock.seconds["draft"],
+            verify_s=clock.seconds["verify"],
+            other_s=clock.seconds["other"],
+            input_wait_s=self._waited_s,
+        )
+        self._waited_s = 0.0
+        self.stats.add(record)
+        for request in batch.admitted:
+            self.stats.num_prompt_tokens += len(request.prompt_token_ids)
+            self.stats.num_cached_tokens += request.num_cached_tokens
+        self.stats.num_running = len(self.scheduler.running)
+        self.stats.num_waiting = len(self.scheduler.waiting)
+        self.stats.kv_usage = self.blocks.usage
+        if self.on_step is not None:
+            self.on_step(record)

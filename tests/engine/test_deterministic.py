@@ -1,0 +1,69 @@
+"""Deterministic mode on a real model: not one token depends on policy, batch or chunks, in fp32 and bf16."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from specrun.engine import EngineConfig, SamplingParams
+from specrun.engine.drafters.ngram import NgramDrafter
+from specrun.engine.engine import Engine
+from specrun.engine.target import Target
+from specrun.policies.base import SpeculationPolicy
+from tests.engine import smollm2
+from tests.engine.tiny_models import Budget, OracleDrafter, RandomPolicy, make_requests, run
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@pytest.fixture(scope="module", params=DTYPES)
+def target(request) -> Target:
+    return Target(smollm2.model(DTYPES[request.param]), EngineConfig(deterministic=True))
+
+
+def generate(target, prompts, max_tokens, policy: SpeculationPolicy, drafter=None, **config):
+    """Token ids and log probabilities by prompt."""
+    torch.set_num_threads(2)
+    settings = EngineConfig(**{"deterministic": True, "num_kv_blocks": 512, **config})
+    engine = Engine(target, settings, policy, drafter or NgramDrafter())
+    params = [
+        SamplingParams(max_tokens=max_tokens, temperature=i % 2 * 0.7, seed=i, logprobs=0) for i in range(len(prompts))
+    ]
+    outputs = run(engine, make_requests(prompts, params))
+    return [(outputs[i].token_ids, outputs[i].logprobs) for i in range(len(prompts))]
+
+
+def check(target, prompts, max_tokens, schedules, baseline) -> None:
+    expected = generate(target, prompts, max_tokens, Budget(0), **baseline)
+    oracle = OracleDrafter({i: token_ids for i, (token_ids, _) in enumerate(expected)}, 0.7, seed=0, vocab_size=49152)
+    for policy, config in schedules:
+        got = generate(target, prompts, max_tokens, policy, oracle, **config)
+        for i, (tokens, logprobs) in enumerate(expected):
+            assert got[i][0] == tokens, f"prompt {i} under {type(policy).__name__} {config}"
+            assert got[i][1] == logprobs, f"prompt {i} under {type(policy).__name__} {config}: other rounding"
+
+
+SCHEDULES: list[tuple[SpeculationPolicy, dict[str, Any]]] = [
+    (RandomPolicy(0), {"max_num_seqs": 8, "max_num_batched_tokens": 37}),
+    (Budget(3), {"max_num_seqs": 4, "enable_prefix_caching": False}),
+]
+
+
+def test_a_few_prompts(target):
+    """Even the log probabilities are bit-equal, in batches of 1, 4 and 8, with drafts and with short chunks."""
+    prompts = smollm2.prompts(4, longest=60)
+    size = 4 if target.dtype is torch.bfloat16 else 2
+    check(target, prompts[:size], 3 * size, SCHEDULES, {"max_num_seqs": 1, "enable_prefix_caching": False})
+
+
+@pytest.mark.slow
+def test_many_prompts(target):
+    num_prompts = 64 if target.dtype is torch.bfloat16 else 16
+    schedules: list[tuple[SpeculationPolicy, dict[str, Any]]] = [
+        (Budget(0), {"max_num_seqs": 8, "max_num_batched_tokens": 61}),
+        (Budget(3), {"max_num_seqs": 16}),
+        (RandomPolicy(2), {"max_num_seqs": 64}),
+    ]
+    check(target, smollm2.prompts(num_prompts, longest=120), 32, schedules, {"max_num_seqs": 16})
