@@ -1,0 +1,5 @@
+"""`python -m specrun.runner` is `specrun`."""
+
+from .cli import main
+
+main()

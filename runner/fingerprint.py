@@ -1,0 +1,67 @@
+"""What a job's outputs depend on, found out in well under a second and without loading anything."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ..engine.checkpoint import Checkpoint
+from ..jobs.spec import JobSpec
+
+LARGE_BYTES = 64 << 20
+"""Larger files are weights, or what lies beside them such as an optimizer's state, and are sampled:"""
+HEAD_BYTES = 1 << 20
+"""the first ones, where a GGUF or safetensors header names every tensor,"""
+NUM_SAMPLES = 64
+SAMPLE_BYTES = 1 << 14
+"""and samples spread evenly to the end, since a tuned model may differ in some layers only."""
+
+
+def job_fingerprint(spec: JobSpec, inputs: Sequence[Mapping[str, Any]], model: Mapping[str, Any]) -> dict[str, Any]:
+    """The job's own keys, the input files and the model's. JSON values.
+
+    A JSONL file's hash covers all of it, so its time does not matter; a Parquet file's covers the footer only.
+    """
+    files = [{k: v for k, v in f.items() if k != "mtime_ns" or _is_parquet(f)} for f in inputs]
+    return {**spec.fingerprint_fields(), "files": files, "weights": dict(model)}
+
+
+def _is_parquet(file: Mapping[str, Any]) -> bool:
+    return not str(file["path"]).endswith((".jsonl", ".jsonl.gz", ".jsonl.zst"))
+
+
+def checkpoint_identity(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The revision and a hash of each file that decides what the model says.
+
+    Files up to LARGE_BYTES (configuration, tokenizer, chat template) are hashed whole; of larger ones the size and
+    samples.
+    """
+    if checkpoint.gguf_file:
+        files = [checkpoint.folder / checkpoint.gguf_file]
+    else:
+        files = [f for f in checkpoint.folder.iterdir() if f.is_file() and f.suffix != ".md" and f.name[0] != "."]
+    hashes = {file.name: _file_hash(file) for file in sorted(files)}
+    return {"revision": checkpoint.revision, "files": hashes}
+
+
+def _file_hash(file: Path) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        for piece in _pieces(stream, size):
+            digest.update(piece)
+    return f"{size}:{digest.hexdigest()}"
+
+
+def _pieces(stream: BinaryIO, size: int) -> Iterator[bytes]:
+    """The whole file, or its head and its samples."""
+    if size <= LARGE_BYTES:
+        while piece := stream.read(HEAD_BYTES):
+            yield piece
+        return
+    yield stream.read(HEAD_BYTES)
+    for sample in range(1, NUM_SAMPLES + 1):
+        stream.seek((size - SAMPLE_BYTES) * sample // NUM_SAMPLES)
+        yield stream.read(SAMPLE_BYTES)

@@ -1,0 +1,95 @@
+"""A job's report for people: the table at the end of a run and of `specrun report`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from ..jobs.errors import InputMissing
+from ..jobs.folder import OutputFolder
+from ..jobs.metrics import read_report
+from .progress import duration
+
+Line = tuple[str, str]
+
+
+def load_report(path: Path) -> dict[str, Any]:
+    """report.json of an output folder; InputMissing where there is none."""
+    folder = OutputFolder(path)
+    report = read_report(folder)
+    if report is None and folder.manifest.exists():
+        raise InputMissing(f"{path} has no report yet: its job still runs, or was killed; submit it again to go on")
+    if report is None:
+        raise InputMissing(f"{path} has no report.json; give the output.path of a job that has run")
+    return report
+
+
+def summary_lines(report: Mapping[str, Any]) -> list[Line]:
+    """What most people want to know."""
+    lines = [
+        ("rows", f"{report['num_rows']:,}"),
+        ("failed", _failed(report)),
+        ("prompt tokens", f"{report['num_prompt_tokens']:,}"),
+        ("output tokens", f"{report['num_output_tokens']:,}"),
+        ("tokens/s", _number(report["output_tokens_per_s"])),
+        ("acceptance", _acceptance(report)),
+        ("speculation on", _share(report["spec_on_fraction"], "of decoding time")),
+    ]
+    return [*lines, *((name.replace("_", " "), str(path)) for name, path in report["files"].items())]
+
+
+def full_lines(report: Mapping[str, Any]) -> list[Line]:
+    """The summary and where, with what and in which time."""
+    reasons = ", ".join(f"{name} {count:,}" for name, count in sorted(report["finish_reasons"].items()))
+    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
+    return [
+        ("job", report["job"]),
+        ("state", f"{report['state']} (exit code {report['exit_code']}, attempt {report['attempt']})"),
+        ("model", f"{report['model']} on {report['device'] or '-'} in {report['dtype'] or '-'}"),
+        ("speculation", f"{report['method']}, policy {report['policy']}"),
+        *summary_lines(report),
+        ("finish reasons", reasons or "-"),
+        ("tokens from cache", f"{report['num_cached_tokens']:,} prompt tokens"),
+        ("steps", f"{report['num_steps']:,}, {report['num_preemptions']:,} preemptions"),
+        ("time", _times(report)),
+        ("peak memory", f"{report['peak_rss_bytes'] / 1e6:,.0f} MB"),
+        ("versions", versions),
+    ]
+
+
+def print_lines(lines: list[Line], stream: TextIO) -> None:
+    """A table of two columns; names in bold on a terminal."""
+    width = max(len(name) for name, _ in lines) + 2
+    if not stream.isatty():
+        stream.writelines(f"{name:<{width}}{value}\n" for name, value in lines)
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(file=stream)
+    for name, value in lines:
+        console.print(Text.assemble((f"{name:<{width}}", "bold"), value), soft_wrap=True)
+
+
+def _failed(report: Mapping[str, Any]) -> str:
+    codes = ", ".join(f"{code} {count:,}" for code, count in sorted(report["error_codes"].items()))
+    return f"{report['num_failed']:,}" + (f" ({codes})" if codes else "")
+
+
+def _acceptance(report: Mapping[str, Any]) -> str:
+    rate, length = report["acceptance_rate"], report["mean_acceptance_length"]
+    return "-" if rate is None else f"{rate:.1%} of draft tokens, {length:.2f} tokens a verification"
+
+
+def _share(value: float | None, of: str) -> str:
+    return "-" if value is None else f"{value:.1%} {of}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
+
+
+def _times(report: Mapping[str, Any]) -> str:
+    parts = (("total", "total_s"), ("loading", "load_s"), ("in steps", "busy_s"), ("waiting for input", "input_wait_s"))
+    return ", ".join(f"{duration(report[key])} {name}" for name, key in parts)

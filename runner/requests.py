@@ -1,0 +1,141 @@
+"""Rows to requests: chat template, token ids, sampling parameters and what to do with prompts that are too long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from ..engine.request import InvalidParameter, Request, SamplingParams
+from ..jobs.prompts import PromptBatch, PromptRow
+from ..jobs.schema import OutputRow
+from .conversation import PromptText
+from .sampling import RowSampling
+from .tokenizer import TextTokenizer
+
+
+class RowError(Exception):
+    """A row cannot become a request; `code` is its error_code, the text its error_message."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(slots=True)
+class RequestBatch:
+    """A batch of rows on its way to the engine: requests for the good ones, output rows for the bad ones."""
+
+    start: int
+    """Global index of the first row."""
+    ids: list[str | None]
+    passthrough: pa.RecordBatch
+    requests: list[Request]
+    errors: list[OutputRow]
+    """In input order."""
+
+
+class RequestBuilder:
+    """Turns whole batches of rows into requests, with one call of the tokenizer each."""
+
+    def __init__(
+        self,
+        tokenizer: TextTokenizer,
+        text: PromptText,
+        sampling: RowSampling,
+        overflow: str,
+        max_model_len: int,
+        is_done: Callable[[int], bool] | None = None,
+    ) -> None:
+        """`is_done` tells of rows that an earlier attempt finished; None when there are none."""
+        self._tokenizer = tokenizer
+        self._text = text
+        self._sampling = sampling
+        self._overflow = overflow
+        self._max_model_len = max_model_len
+        self._is_done = is_done
+
+    def build(self, batch: PromptBatch) -> RequestBatch:
+        """Requests and error rows for those rows of a batch that are not done yet."""
+        result = RequestBatch(batch.start, [row.id for row in batch.rows], batch.passthrough, [], [])
+        rows: list[PromptRow] = []
+        texts: list[str] = []
+        for row in batch.rows:
+            if self._is_done is not None and self._is_done(row.row_index):
+                continue
+            if row.error_code is not None:
+                result.errors.append(error_row(row, row.error_code, row.error_message or row.error_code))
+                continue
+            try:
+                texts.append(self._text.render(row))
+                rows.append(row)
+            except Exception as exc:  # a template is the user's code and raises what it likes
+                result.errors.append(error_row(row, "template_error", f"{type(exc).__name__}: {exc}"))
+        for row, ids in zip(rows, self._encode(texts), strict=True):
+            try:
+                result.requests.append(self._request(row, ids))
+            except RowError as exc:
+                result.errors.append(error_row(row, exc.code, str(exc), len(ids or ())))
+        return result
+
+    def _encode(self, texts: list[str]) -> list[list[int] | None]:
+        """Token ids of each text; None for one that cannot be encoded."""
+        special = self._text.add_special_tokens
+        try:
+            return list(self._tokenizer.encode_batch(texts, special))
+        except Exception:  # one bad text fails the whole batch, so look for it one by one
+            rows: list[list[int] | None] = []
+            for text in texts:
+                try:
+                    rows += self._tokenizer.encode_batch([text], special)
+                except Exception:
+                    rows.append(None)
+            return rows
+
+    def _request(self, row: PromptRow, ids: list[int] | None) -> Request:
+        if ids is None:
+            raise RowError("encoding_error", "the prompt is not valid Unicode text")
+        if not ids:
+            raise RowError("empty_prompt", "the prompt has no tokens")
+        try:
+            params = self._sampling.params(row.row_index, row.id, row.params)
+        except (InvalidParameter, OverflowError) as exc:  # OverflowError: a whole number that no float holds
+            raise RowError("invalid_params", str(exc)) from exc
+        if len(ids) + params.max_tokens > self._max_model_len:
+            ids, params = self._fit(ids, params)
+        return Request(row.row_index, ids, params)
+
+    def _fit(self, ids: list[int], params: SamplingParams) -> tuple[list[int], SamplingParams]:
+        """Make prompt and output fit max_model_len as prompt.overflow says; RowError when they cannot."""
+        limit, overflow = self._max_model_len, self._overflow
+        if overflow == "error" or (overflow == "clamp" and len(ids) >= limit):
+            room = f"with max_tokens {params.max_tokens} " if overflow == "error" else ""
+            raise RowError(
+                "prompt_too_long",
+                f"the prompt has {len(ids)} tokens, {room}more than the model's {limit}; "
+                "shorten it, lower sampling.max_tokens or set prompt.overflow",
+            )
+        if overflow == "clamp":
+            max_tokens = limit - len(ids)
+            return ids, replace(params, max_tokens=max_tokens, min_tokens=min(params.min_tokens, max_tokens))
+        keep = limit - params.max_tokens
+        if keep < 1:
+            raise RowError(
+                "prompt_too_long",
+                f"max_tokens {params.max_tokens} leaves no room for a prompt in the model's {limit} tokens; "
+                "lower sampling.max_tokens or set prompt.overflow: clamp",
+            )
+        return (ids[-keep:] if overflow == "truncate_left" else ids[:keep]), params
+
+
+def error_row(row: PromptRow, code: str, message: str, prompt_tokens: int = 0) -> OutputRow:
+    """The output row of a row that failed before it reached the engine."""
+    return OutputRow(
+        row.row_index,
+        row.id,
+        finish_reason="error",
+        prompt_tokens=prompt_tokens,
+        error_code=code,
+        error_message=" ".join(message.split()),
+    )

@@ -1,0 +1,96 @@
+"""Sampling parameters of a row: its own columns over the job's, and a seed that depends on nothing but the row."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from ..engine.request import InvalidParameter, SamplingParams
+
+_WHOLE = {"max_tokens", "min_tokens", "top_k", "seed", "logprobs"}
+_NAMES = {field.name for field in fields(SamplingParams)}
+
+
+class RowSampling:
+    """The job's parameters, ready to be given to each row. Raises InvalidParameter when they are out of range."""
+
+    def __init__(self, job: Mapping[str, Any]) -> None:
+        self._job = SamplingParams(**_normalized(job))
+
+    def params(self, row_index: int, row_id: str | None, own: Mapping[str, Any]) -> SamplingParams:
+        """Parameters of one row. Raises InvalidParameter naming a key that is unknown or out of range.
+
+        Greedy rows without parameters share one object: no noise, so no seed.
+        """
+        if not own:
+            if self._job.temperature == 0:
+                return self._job
+            return replace(self._job, seed=row_seed(self._job.seed, row_index, row_id))
+        values = _normalized(own)
+        if "seed" not in values:
+            values["seed"] = row_seed(self._job.seed, row_index, row_id)
+        return replace(self._job, **values)
+
+
+def row_seed(job_seed: int, row_index: int, row_id: str | None) -> int:
+    """64-bit key of a row's noise: a hash of the job's seed and the row's id or, where there is none, its index."""
+    key = f"{job_seed}\nrow\n{row_index}" if row_id is None else f"{job_seed}\nid\n{row_id}"
+    return int.from_bytes(hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+
+
+def _normalized(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values in SamplingParams' types, as far as there is no doubt: data files know neither tuples nor whole floats."""
+    result: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in _NAMES:
+            raise InvalidParameter(name, "is not a sampling parameter")
+        if name == "stop":
+            value = _strings(value)
+        elif name == "stop_token_ids":
+            value = _token_ids(value)
+        elif name == "logit_bias":
+            value = _logit_bias(value)
+        elif name == "ignore_eos":
+            value = _truth(value)
+        elif name in _WHOLE and isinstance(value, float) and value.is_integer():
+            value = int(value)  # a column of whole numbers and nulls often arrives as float
+        result[name] = value
+    return result
+
+
+def _strings(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, (list, tuple)):
+        raise InvalidParameter("stop", f"must be a string or a list of strings, got {value!r}")
+    return tuple(value)
+
+
+def _token_ids(value: Any) -> tuple[int, ...]:
+    values = () if value is None else value
+    if not isinstance(values, (list, tuple)) or not all(type(token) is int and token >= 0 for token in values):
+        raise InvalidParameter("stop_token_ids", f"must be a list of token ids, got {value!r}")
+    return tuple(values)
+
+
+def _truth(value: Any) -> bool:
+    """Also from 0 and 1: a column of truth values and nulls often arrives as numbers. Text is none: "false" is not."""
+    if value not in (0, 1):
+        raise InvalidParameter("ignore_eos", f"must be true or false, got {value!r}")
+    return bool(value)
+
+
+def _logit_bias(value: Any) -> dict[int, float]:
+    """From a mapping (JSON gives its keys as strings) or from pairs, as an Arrow map comes."""
+    try:
+        bias = {int(token): float(number) for token, number in dict(value or {}).items()}
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidParameter("logit_bias", f"must map token ids to numbers, got {value!r}") from None
+    if any(math.isnan(number) for number in bias.values()):
+        raise InvalidParameter("logit_bias", f"must hold no NaN, got {value!r}")
+    return bias
