@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from . import gguf_header
 from .errors import ModelError
@@ -109,3 +110,16 @@ def _from_hub(name: str, revision: str | None) -> Checkpoint:
         ) from exc
     found = _from_folder(name, folder)
     return Checkpoint(name, found.folder, found.gguf_file, revision=folder.name)
+
+
+def max_model_len(text_config: Any, asked: int | None) -> int:
+    """Tokens a request may hold. Rotary scalings that depend on the longest request of a batch keep to the length below
+    which they do not, since otherwise one request would change another's positions."""
+    limit = int(getattr(text_config, "max_position_embeddings", 0) or asked or 4096)
+    rope = getattr(text_config, "rope_parameters", None) or getattr(text_config, "rope_scaling", None) or {}
+    if rope.get("rope_type", rope.get("type")) == "longrope":
+        original = rope.get("original_max_position_embeddings")
+        limit = min(limit, int(original or getattr(text_config, "original_max_position_embeddings", None) or limit))
+    if asked is not None and asked > limit:
+        raise ModelError(f"model.max_model_len {asked} is more than this model's {limit}; lower it or leave it out")
+    return asked or limit

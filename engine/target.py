@@ -23,7 +23,7 @@ from transformers.utils import logging as hf_logging
 
 from . import gguf_header
 from .attention import NAME, AttentionMetadata, KVShapes, attend, build_groups
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, max_model_len
 from .config import EngineConfig
 from .errors import ModelError
 from .input_batch import InputBatch
@@ -65,7 +65,7 @@ class Target:
         self.deterministic = config.deterministic
         self.text_config = model.config.get_text_config()
         _refuse_unsupported(model, config)
-        self.max_model_len = _max_model_len(self.text_config, config.max_model_len)
+        self.max_model_len = max_model_len(self.text_config, config.max_model_len)
         self.vocab_size: int = self.text_config.vocab_size
         self.eos_token_ids = _eos_token_ids(model)
         self._keys: list[Tensor] = []
@@ -242,19 +242,6 @@ def _refuse_unsupported(model: Any, config: EngineConfig) -> None:
         )
     if config.deterministic and model.dtype is not torch.float64 and any(p.ndim == 3 for p in model.parameters()):
         raise ModelError("engine.deterministic is not supported for mixture-of-experts models in this dtype")
-
-
-def _max_model_len(text_config: Any, asked: int | None) -> int:
-    """Tokens a request may hold. Rotary scalings that depend on the longest request of a batch keep to the length below
-    which they do not, since otherwise one request would change another's positions."""
-    limit = int(getattr(text_config, "max_position_embeddings", 0) or asked or 4096)
-    rope = getattr(text_config, "rope_parameters", None) or getattr(text_config, "rope_scaling", None) or {}
-    if rope.get("rope_type", rope.get("type")) == "longrope":
-        original = rope.get("original_max_position_embeddings")
-        limit = min(limit, int(original or getattr(text_config, "original_max_position_embeddings", None) or limit))
-    if asked is not None and asked > limit:
-        raise ModelError(f"model.max_model_len {asked} is more than this model's {limit}; lower it or leave it out")
-    return asked or limit
 
 
 def _eos_token_ids(model: Any) -> frozenset[int]:

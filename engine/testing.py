@@ -220,26 +220,12 @@ class StubEngine:
             other_s=0.0,
             input_wait_s=input_wait_s,
         )
-        self._count(record)
+        self.stats.add(record)
+        self.stats.num_prompt_tokens += record.num_prefill_tokens
+        self.stats.num_running = record.num_running
+        self.stats.kv_usage = record.kv_usage
         if self.on_step is not None:
             self.on_step(record)
-
-    def _count(self, record: StepRecord) -> None:
-        stats = self.stats
-        stats.num_steps += 1
-        stats.num_prompt_tokens += record.num_prefill_tokens
-        stats.num_generation_tokens += record.num_generation_tokens
-        stats.num_drafts += record.num_drafts
-        stats.num_draft_tokens += record.num_draft_tokens
-        stats.num_accepted_tokens += record.num_accepted_tokens
-        stats.busy_s += record.verify_s
-        stats.input_wait_s += record.input_wait_s
-        if record.num_drafts:
-            stats.spec_on_s += record.verify_s
-        else:
-            stats.spec_off_s += record.verify_s
-        stats.num_running = record.num_running
-        stats.kv_usage = record.kv_usage
 
 
 def _up_to_none(source: Iterator[Request | None]) -> Iterator[Request | None]:

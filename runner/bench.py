@@ -17,7 +17,7 @@ from ..jobs.input_files import identity
 from ..jobs.prompts import PromptSource
 from ..jobs.spec import JobSpec
 from .bench_report import BenchReport
-from .build import ModelBuilder, engine_config
+from .build import ModelBuilder, engine_config, make_drafter
 from .comparison import BenchRun, Comparison, Outputs, find_forks
 from .contender import Contender, orders
 from .conversation import PromptText
@@ -28,7 +28,6 @@ from .run import job_sampling
 from .tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
-    from ..engine.drafters.base import Drafter
     from ..engine.target import Target
 
 WARM_UP_TOKENS = 8
@@ -88,7 +87,7 @@ class Bench:
         self.target.allocate(0)  # the former engine's KV cache goes before the next one is sized
         limit = max(self.config.max_draft_tokens, contender.num_draft_tokens)
         config = replace(self.config, max_num_seqs=batch, max_draft_tokens=limit)
-        drafter = self._drafter() if contender.has_drafter else None
+        drafter = make_drafter(self._method) if contender.has_drafter else None
         engine = Engine(self.target, config, contender.policy(), drafter, self._token_bytes)
         steps = _StepTimes()
         engine.on_step = steps.add
@@ -118,11 +117,6 @@ class Bench:
             forks=[],
         )
         return run, outputs
-
-    def _drafter(self) -> Drafter | None:
-        from ..engine.drafters.ngram import NgramDrafter
-
-        return NgramDrafter() if self._method == "ngram" else None
 
 
 class _StepTimes:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ..engine.checkpoint import Checkpoint, resolve_checkpoint
+from ..engine.checkpoint import Checkpoint, max_model_len, resolve_checkpoint
 from ..engine.config import EngineConfig
 from ..engine.errors import ModelError
 from ..jobs.errors import ConfigError
@@ -15,6 +15,9 @@ from ..policies.registry import PolicyError, make_policy
 from .fingerprint import checkpoint_identity
 from .pipeline import JobEngine
 from .tokenizer import TextTokenizer, Tokenizer
+
+if TYPE_CHECKING:
+    from ..engine.drafters.base import Drafter
 
 
 class Builder(Protocol):
@@ -81,13 +84,7 @@ class ModelBuilder:
         except Exception as exc:  # transformers raises OSError, ValueError, KeyError, ImportError and more here
             reason = " ".join(str(exc).split()) or type(exc).__name__
             raise ModelError(f"model.path {checkpoint.name!r}: its configuration does not load: {reason}") from exc
-        made_for: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
-        asked = spec.model.max_model_len
-        if asked is not None and made_for is not None and asked > made_for:
-            raise ModelError(
-                f"model.max_model_len {asked} is more than this model's {made_for}; lower it or leave it out"
-            )
-        return asked or made_for
+        return max_model_len(config.get_text_config(), spec.model.max_model_len)
 
     def tokenizer(self, spec: JobSpec) -> TextTokenizer:
         """See Builder."""
@@ -95,12 +92,18 @@ class ModelBuilder:
 
     def engine(self, spec: JobSpec, tokenizer: TextTokenizer, policy: SpeculationPolicy) -> JobEngine:
         """See Builder."""
-        from ..engine.drafters.ngram import NgramDrafter
         from ..engine.engine import Engine
 
-        drafter = NgramDrafter() if spec.speculation.method == "ngram" else None
+        drafter = make_drafter(spec.speculation.method)
         checkpoint = self.checkpoint(spec)
         return Engine.load(checkpoint, engine_config(spec), policy, drafter, tokenizer.token_bytes())
+
+
+def make_drafter(method: str) -> Drafter | None:
+    """The drafter of a `speculation.method`; None for `none`."""
+    from ..engine.drafters.ngram import NgramDrafter
+
+    return NgramDrafter() if method == "ngram" else None
 
 
 def engine_config(spec: JobSpec) -> EngineConfig:
