@@ -31,5 +31,7 @@ class EngineConfig:
     """Share the KV of equal prompt prefixes."""
     deterministic: bool = False
     """Bit-equal logits for a token whatever the batch around it."""
+    request_timeout_s: float | None = None
+    """Seconds of work after which a request that has not ended is given up; None never does."""
     trust_remote_code: bool = False
     """Let a checkpoint run Python code that it brings along."""

@@ -71,7 +71,8 @@ class Engine:
         self.stop = StopChecker(target.eos_token_ids, token_bytes, self.max_model_len)
         self.stats = EngineStats(num_accepted_tokens_per_pos=[0] * self.max_draft_tokens)
         self.on_step: Callable[[StepRecord], None] | None = None
-        """Called after each step; an exception from it leaves `run`."""
+        """Called after each step; an exception from it leaves `run` once what has finished is handed over."""
+        self._request_timeout_s = config.request_timeout_s
         self._acceptance = RollingAcceptance()
         self._started_at = time.perf_counter()
         self._waited_s = 0.0  # for the caller, since the last step
@@ -92,22 +93,29 @@ class Engine:
         """Yield each request's output when it finishes. Draws a request only when there may soon be room for it.
 
         A source that has nothing ready yields None after a short wait of its own, and running requests go on.
-        A request that can never run (no tokens, too long) comes back with finish_reason error.
+        A request that can never run (no tokens, too long) comes back with finish_reason error, one that has used up
+        request_timeout_s with finish_reason timeout.
         """
         source = iter(requests)
         may_come = True
         while may_come or self.scheduler.has_unfinished:
+            yield from self._hand_over(self._end_overdue())
             if may_come:
                 may_come = yield from self._draw(source)
-            for request in self.step() if self.scheduler.has_unfinished else ():
-                handed_over = time.perf_counter()
-                yield RequestOutput.of(request)
-                self._waited_s += time.perf_counter() - handed_over
+            if self.scheduler.has_unfinished:
+                finished, record = self.step()
+                try:
+                    if self.on_step is not None:
+                        self.on_step(record)
+                finally:  # whoever ends the run by an exception still gets what it has paid for
+                    yield from self._hand_over(finished)
 
-    def step(self) -> list[Request]:
-        """Schedule, decide, draft, verify, commit; returns the requests that finished."""
+    def step(self) -> tuple[list[Request], StepRecord]:
+        """Schedule, decide, draft, verify, commit; returns the requests that finished and the step's record."""
         clock = StepClock()
         batch = self.scheduler.schedule()
+        for request in batch.admitted:
+            request.began_at_s = self.stats.busy_s
         slots = self.slots.load(batch.requests)
         state = self._state(batch, slots[: len(batch.decodes)])
         clock.lap("other")
@@ -120,8 +128,25 @@ class Engine:
         num_committed, num_accepted = self._commit(batch, verified)
         clock.lap("other")
         self._learn(state, batch, num_committed, num_accepted, verified.num_rows, clock)
-        self._record(state, decision, batch, num_committed, num_accepted, verified, clock)
-        return [request for request in verified.requests if request.finish_reason is not None]
+        record = self._record(state, decision, batch, num_committed, num_accepted, verified, clock)
+        return [request for request in verified.requests if request.finish_reason is not None], record
+
+    def _hand_over(self, finished: list[Request]) -> Iterator[RequestOutput]:
+        for request in finished:
+            handed_over = time.perf_counter()
+            yield RequestOutput.of(request)
+            self._waited_s += time.perf_counter() - handed_over
+
+    def _end_overdue(self) -> list[Request]:
+        """Give up the requests that have used up their time. Waiting for the caller is not counted."""
+        limit = self._request_timeout_s
+        if limit is None:
+            return []
+        overdue = self.scheduler.begun_before(self.stats.busy_s - limit)
+        for request in overdue:
+            request.finish_reason, request.error = FinishReason.TIMEOUT, f"not finished after {limit:g} s"
+            self._let_go(request)
+        return overdue
 
     def _draw(self, source: Iterator[Request | None]) -> Generator[RequestOutput, None, bool]:
         """Queue new requests while there may soon be room; yields those that can never run. Returns whether more may
@@ -275,9 +300,12 @@ class Engine:
             )
         for request in batch.requests:
             if request.finish_reason is not None:
-                self.scheduler.finish(request)
-                if self.drafter is not None:
-                    self.drafter.forget(request)
+                self._let_go(request)
+
+    def _let_go(self, request: Request) -> None:
+        self.scheduler.finish(request)
+        if self.drafter is not None:
+            self.drafter.forget(request)
 
     def _count_drafts(self, state: StepState, batch: Batch, drafted: Int32, accepted: Int32) -> None:
         self.slots.num_draft_tokens[state.slots] += drafted
@@ -300,8 +328,8 @@ class Engine:
         accepted: Int32,
         verified: Verified,
         clock: StepClock,
-    ) -> None:
-        """Add the step to the totals and hand its record to on_step."""
+    ) -> StepRecord:
+        """Add the step to the totals."""
         clock.lap("other")
         record = StepRecord(
             step=state.step,
@@ -333,5 +361,4 @@ class Engine:
         self.stats.num_running = len(self.scheduler.running)
         self.stats.num_waiting = len(self.scheduler.waiting)
         self.stats.kv_usage = self.blocks.usage
-        if self.on_step is not None:
-            self.on_step(record)
+        return record

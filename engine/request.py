@@ -110,6 +110,8 @@ class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     ERROR = "error"
+    TIMEOUT = "timeout"
+    """It had run for EngineConfig.request_timeout_s; its output so far depends on the machine's speed."""
 
 
 class RequestStatus(StrEnum):
@@ -148,6 +150,8 @@ class Request:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_preemptions: int = 0
+    began_at_s: float | None = None
+    """EngineStats.busy_s when it first was scheduled."""
     logprobs: list[float] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: str | None = None
@@ -183,7 +187,7 @@ class RequestOutput:
     logprobs: list[float] | None = None
     """Natural log of each output token's probability under the unmodified logits."""
     error: str | None = None
-    """Why it failed, when finish_reason is error."""
+    """Why it failed, when finish_reason is error or timeout."""
 
     @classmethod
     def of(cls, request: Request) -> RequestOutput:

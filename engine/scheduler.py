@@ -101,9 +101,18 @@ class Scheduler:
         batch.drafts = drafts
 
     def finish(self, request: Request) -> None:
-        """Take a finished request out and give its blocks and slot back."""
-        self.running.remove(request)
-        self._leave(request, RequestStatus.FINISHED)
+        """Take a finished request out, be it running or waiting after a preemption; give its blocks and slot back."""
+        if request.status is RequestStatus.RUNNING:
+            self.running.remove(request)
+            self._leave(request, RequestStatus.FINISHED)
+        else:
+            self.waiting.remove(request)
+            request.status = RequestStatus.FINISHED
+
+    def begun_before(self, busy_s: float) -> list[Request]:
+        """Requests that were first scheduled at EngineStats.busy_s or earlier, those preempted since included."""
+        unfinished = (*self.running, *self.waiting)
+        return [request for request in unfinished if request.began_at_s is not None and request.began_at_s <= busy_s]
 
     def _secure_decodes(self) -> None:
         """Give every decoding request the slot of its next token, oldest first, preempting the youngest if need be."""

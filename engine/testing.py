@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from typing import Any
 
 from .request import FinishReason, Request, RequestOutput
 from .trace import EngineStats, StepRecord
@@ -88,18 +89,25 @@ class WordTokenizer:
             [bytes([b]) for b in range(256)] + [b" "] + [b" " + word.encode("utf-8", "replace") for word in self._words]
         )
 
-    def render(self, messages: Sequence[dict[str, object]], chat_template: str | None = None) -> str:
-        """Each message as `role: content`, then the assistant's turn."""
-        return "".join(f"{m['role']}: {m['content']}\n" for m in messages) + "assistant:"
+    def render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        chat_template: str | None = None,
+        continue_final_message: bool = False,
+    ) -> str:
+        """Each message as `role: content`, then the assistant's turn, unless the last message is to be continued."""
+        text = "\n".join(f"{m['role']}: {m['content']}" for m in messages)
+        return text if continue_final_message else f"{text}\nassistant:"
 
 
 class StubEngine:
     """Echoes prompts: the output is the first max_tokens tokens of the prompt.
 
     A request whose prompt holds the token `fail_on` ends with finish_reason error; one that holds `raise_on` makes
-    `run` raise RuntimeError. With a `seed`, half of the running requests (picked at random) finish in each step;
-    without, all of them. Each step sleeps `sleep_s` seconds. With `num_draft_tokens` > 0 every request counts one draft
-    of that many tokens, as many accepted as its output allows.
+    `run` raise RuntimeError; one that holds `slow_on` runs for `slow_steps` steps, while the others go on. With a
+    `seed`, half of the running requests (picked at random) finish in each step; without, all of them. Each step sleeps
+    `sleep_s` seconds; a request that has run for `request_timeout_s` of them ends with finish_reason timeout. With
+    `num_draft_tokens` > 0 every request counts one draft of that many tokens, as many accepted as its output allows.
     """
 
     device_name = "stub"
@@ -113,6 +121,9 @@ class StubEngine:
         sleep_s: float = 0.0,
         fail_on: int | None = None,
         raise_on: int | None = None,
+        slow_on: int | None = None,
+        slow_steps: int = 200,
+        request_timeout_s: float | None = None,
         seed: int | None = None,
         num_draft_tokens: int = 0,
     ) -> None:
@@ -123,6 +134,10 @@ class StubEngine:
         self._sleep_s = sleep_s
         self._fail_on = fail_on
         self._raise_on = raise_on
+        self._slow_on = slow_on
+        self._slow_steps = slow_steps
+        self._request_timeout_s = request_timeout_s
+        self._ends_at_step: dict[Request, int] = {}
         self._random = random.Random(seed) if seed is not None else None
         self._num_draft_tokens = num_draft_tokens
 
@@ -140,21 +155,50 @@ class StubEngine:
             admitted = [request for request in drawn if request is not None]
             started = time.perf_counter()
             running += admitted
+            self._admit(admitted)
             if not running:
                 if drawn:
                     continue
                 return
+            overdue, running = self._pick_overdue(running)
             finished, running = self._pick(running)
-            outputs = self._step(finished)
-            self._record(started - begin, started - drawn_from, admitted, finished, outputs, started)
-            yield from outputs
+            outputs = self._step(finished) + [self._timeout(request) for request in overdue]
+            record = self._record(started - begin, started - drawn_from, admitted, finished, outputs, started)
+            try:
+                if self.on_step is not None:
+                    self.on_step(record)
+            finally:
+                yield from outputs
+
+    def _admit(self, requests: list[Request]) -> None:
+        for request in requests:
+            request.began_at_s = self.stats.busy_s
+            if self._slow_on is not None and self._slow_on in request.prompt_token_ids:
+                self._ends_at_step[request] = self.stats.num_steps + self._slow_steps - 1
+
+    def _pick_overdue(self, running: list[Request]) -> tuple[list[Request], list[Request]]:
+        if self._request_timeout_s is None:
+            return [], running
+        latest = self.stats.busy_s - self._request_timeout_s
+        return _partition(running, lambda request: request.began_at_s is not None and request.began_at_s <= latest)
 
     def _pick(self, running: list[Request]) -> tuple[list[Request], list[Request]]:
+        """Those that finish in this step, and those that do not."""
+        slow: list[Request] = []
+        if self._ends_at_step:
+            slow, running = _partition(running, lambda r: self._ends_at_step.get(r, 0) > self.stats.num_steps)
         if self._random is None:
-            return running, []
+            return running, slow
         self._random.shuffle(running)
         half = (len(running) + 1) // 2
-        return running[:half], running[half:]
+        return running[:half], running[half:] + slow
+
+    def _timeout(self, request: Request) -> RequestOutput:
+        self._ends_at_step.pop(request, None)
+        error = f"not finished after {self._request_timeout_s:g} s"
+        return RequestOutput(
+            request.request_id, [], FinishReason.TIMEOUT, None, len(request.prompt_token_ids), error=error
+        )
 
     def _step(self, requests: list[Request]) -> list[RequestOutput]:
         if self._sleep_s:
@@ -164,6 +208,7 @@ class StubEngine:
         stop, length = FinishReason.STOP, FinishReason.LENGTH
         for request in requests:
             prompt = request.prompt_token_ids
+            self._ends_at_step.pop(request, None)
             if raise_on is not None and raise_on in prompt:
                 raise RuntimeError(f"stub engine: request {request.request_id} holds the token {raise_on}")
             if fail_on is not None and fail_on in prompt:
@@ -194,7 +239,7 @@ class StubEngine:
         finished: list[Request],
         outputs: list[RequestOutput],
         started: float,
-    ) -> None:
+    ) -> StepRecord:
         busy_s = time.perf_counter() - started
         num_drafts = sum([o.num_drafts for o in outputs])
         num_generation_tokens = sum([len(o.token_ids) for o in outputs])
@@ -224,8 +269,12 @@ class StubEngine:
         self.stats.num_prompt_tokens += record.num_prefill_tokens
         self.stats.num_running = record.num_running
         self.stats.kv_usage = record.kv_usage
-        if self.on_step is not None:
-            self.on_step(record)
+        return record
+
+
+def _partition(requests: list[Request], belongs: Callable[[Request], bool]) -> tuple[list[Request], list[Request]]:
+    """Those that belong, and the others."""
+    return [r for r in requests if belongs(r)], [r for r in requests if not belongs(r)]
 
 
 def _up_to_none(source: Iterator[Request | None]) -> Iterator[Request | None]:

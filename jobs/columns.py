@@ -11,10 +11,45 @@ import pyarrow as pa
 
 from .errors import ConfigError
 from .schema import OUTPUT_COLUMNS
-from .spec import JobSpec, SamplingSpec
+from .sections import SamplingSpec
+from .spec import JobSpec
 from .template import PromptTemplate
 
 SAMPLING_KEYS = frozenset(SamplingSpec.model_fields)
+
+UNSUPPORTED_KEYS: dict[str, tuple[Any, ...]] = {
+    "allowed_token_ids": ([],),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "echo": (False,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "guided_choice": ([],),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
+    "max_completion_tokens": (),
+    "max_new_tokens": (),
+    "n": (1,),
+    "prompt_logprobs": (),
+    "response_format": ({"type": "text"},),
+    "skip_special_tokens": (True,),
+    "stream": (False,),
+    "structured_outputs": (),
+    "suffix": ("",),
+    "tool_choice": ("none",),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+}
+"""Request parameters of vLLM and the OpenAI API that are not honoured, and the values, besides null, that ask for
+nothing. A column of such a name is taken for a parameter, unless the template uses it or output.keep_columns lists it.
+"""
 
 RowError = tuple[str, str]
 """Code and message of a row that cannot run."""
@@ -46,7 +81,7 @@ class ColumnPlan:
     """Text column; with a template, only where the template uses it."""
     messages: str | None
     params: tuple[str, ...]
-    """Columns that override sampling for their row."""
+    """Columns that override sampling for their row, those that ask for something unsupported included."""
     variables: tuple[str, ...]
     """Columns that the template uses."""
     passthrough: tuple[str, ...]
@@ -57,6 +92,13 @@ class ColumnPlan:
         """Columns that are looked into."""
         names = (self.id, self.prompt, self.messages, *self.params, *self.variables)
         return list(dict.fromkeys(name for name in names if name is not None))
+
+
+def asks_for_nothing(name: str, value: Any) -> bool:
+    """Whether an unsupported parameter has a value under which it makes no difference."""
+    if isinstance(value, dict):  # a struct column gives every row every key
+        value = {key: inner for key, inner in value.items() if inner is not None}
+    return value is None or value in UNSUPPORTED_KEYS[name]
 
 
 def plan_columns(spec: JobSpec, found: Sequence[str], template: PromptTemplate | None, where: str) -> ColumnPlan:
@@ -76,7 +118,12 @@ def plan_columns(spec: JobSpec, found: Sequence[str], template: PromptTemplate |
         if column is not None:
             _require(f"input.columns.{key}", column, found, where)
     mapped = {columns.id, columns.prompt, columns.messages}
-    params = tuple(name for name in found if name in SAMPLING_KEYS and name not in mapped)
+    data = {*mapped, *variables, *(spec.output.keep_columns if isinstance(spec.output.keep_columns, tuple) else ())}
+    params = tuple(
+        name
+        for name in found
+        if (name in SAMPLING_KEYS and name not in mapped) or (name in UNSUPPORTED_KEYS and name not in data)
+    )
     passthrough = _passthrough(spec, found, mapped.union(params), where)
     return ColumnPlan(columns.id, prompt, columns.messages, params, variables, passthrough)
 

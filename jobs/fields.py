@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+
+REMOTE_SCHEMES = ("s3", "gs")
+_SECRET_OPTION = re.compile(r"[?&][^=&]*(key|secret|token|password|signature|credential)[^=&]*=", re.IGNORECASE)
 
 
 def _no_bool(value: Any) -> Any:
@@ -18,16 +22,20 @@ def _one_or_many(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
-def _local(value: str) -> str:
-    if "://" in value:
-        raise ValueError("must be a local path; copy or mount the files, remote stores are not read or written")
+def check_location(value: str) -> str:
+    """A local path or the URI of an object store without credentials; ValueError, which does not show the value."""
+    scheme, separator, rest = value.partition("://")
+    if separator and scheme not in REMOTE_SCHEMES:
+        raise ValueError(f"must be a local path or one of {', '.join(s + '://' for s in REMOTE_SCHEMES)}")
+    if separator and ("@" in rest or _SECRET_OPTION.search(rest)):
+        raise ValueError("must not hold credentials; give them in the environment, as in AWS_ACCESS_KEY_ID")
     return value
 
 
 Int = Annotated[int, BeforeValidator(_no_bool)]
 Float = Annotated[float, BeforeValidator(_no_bool)]
 Text = Annotated[str, Field(min_length=1)]
-LocalPath = Annotated[Text, AfterValidator(_local)]
+Location = Annotated[Text, AfterValidator(check_location)]
 Strings = Annotated[
     tuple[str, ...],
     BeforeValidator(_one_or_many),

@@ -2,151 +2,128 @@
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+import stat
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
+from pyarrow import fs
 
-from .errors import ConfigError, InputError, InputMissing, StorageError
-from .spec import InputSpec
+from .errors import InputError, InputMissing, StorageError
+from .filesystem import explain, is_remote, retrying, transient
 
-Format = Literal["parquet", "jsonl"]
+HASH_BYTES = 1 << 20
 
-SUFFIXES: dict[Format, tuple[str, ...]] = {"parquet": (".parquet",), "jsonl": (".jsonl", ".jsonl.gz", ".jsonl.zst")}
+_OF_STORE = re.compile("AWS Error|google::cloud|HTTP status")
 
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
     """One file of the input as it was when the job looked."""
 
-    path: Path
+    path: str
+    """As a person would type it."""
     size: int
     mtime_ns: int
     num_rows: int | None = None
     """Rows in the whole file; None before it was read."""
+    hash: str | None = None
+    """Of the whole content; None before it was read."""
+    filesystem: fs.FileSystem = field(default_factory=fs.LocalFileSystem, repr=False, compare=False)
+    key: str = field(default="", repr=False, compare=False)
+    """Its path in the file system."""
 
     @classmethod
-    def look(cls, path: Path) -> InputFile:
-        """Raises InputMissing when the file is not there or not readable."""
+    def local(cls, path: str) -> InputFile:
+        """Raises InputMissing when the file is not there or not readable, InputError for a name that is no text."""
         try:
-            stat = path.stat()
-            with path.open("rb"):
+            path.encode()
+            found = os.stat(path)
+            if not stat.S_ISREG(found.st_mode):
+                raise InputMissing(f"{path}: is no regular file; write its content to one")
+            with open(path, "rb"):
                 pass
+        except UnicodeEncodeError as exc:
+            raise InputError(f"{path!a}: the name of the file is not UTF-8; rename it") from exc
         except OSError as exc:
             raise InputMissing(f"{path}: {exc.strerror or exc}; check input.path and the file's permissions") from exc
-        return cls(path, stat.st_size, stat.st_mtime_ns)
+        return cls(path, found.st_size, found.st_mtime_ns, key=path)
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rpartition("/")[2]
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it lies in an object store."""
+        return is_remote(self.path)
+
+    def open(self) -> pa.NativeFile:
+        """The file for reading at random places. Raises OSError; use it within reading()."""
+        return retrying(lambda: self.filesystem.open_input_file(self.key))
+
+    def state(self) -> dict[str, Any]:
+        """path, size and mtime_ns: where they agree with an earlier look, so does the content."""
+        return {"path": self.path, "size": self.size, "mtime_ns": self.mtime_ns}
 
     def check_unchanged(self) -> None:
         """Raises InputError when the file was written since the job looked: row numbers may have moved."""
-        now = InputFile.look(self.path)
-        if (now.size, now.mtime_ns) != (self.size, self.mtime_ns):
+        if not self.is_remote:
+            now = InputFile.local(self.path)
+        else:
+            with reading(self.path):
+                info = retrying(lambda: self.filesystem.get_file_info(self.key))
+                if info.type != fs.FileType.File:
+                    raise FileNotFoundError(self.path)
+            now = InputFile(self.path, info.size, info.mtime_ns or 0)
+        if now.state() != self.state():
             raise InputError(f"{self.path}: changed while the job reads it; run the job on a finished file")
 
+    def content_hash(self) -> str:
+        """SHA-256 of all bytes of a local file; what an object store says of its object, without reading it.
 
-def find_files(spec: InputSpec) -> tuple[Format, list[InputFile]]:
-    """The files behind input.path in natural order (part-2 before part-10) and their common format.
-
-    A path that exists is taken as it is; a folder stands for the data files in it. Names below the fixed part of a
-    glob that begin with _ or . are ignored. Raises InputMissing when nothing matches, ConfigError when formats mix.
-    """
-    pattern = os.path.expanduser(spec.path)
-    if os.path.isfile(pattern):
-        return _format_of_file(spec, Path(pattern)), [InputFile.look(Path(pattern))]
-    if os.path.isdir(pattern):
-        pattern = os.path.join(glob.escape(pattern), "*")
-    formats: tuple[Format, ...] = ("parquet", "jsonl") if spec.format == "auto" else (spec.format,)
-    found: dict[Format, list[Path]] = {}
-    for path in map(Path, set(glob.glob(pattern, recursive=True))):
-        form = _format_of_name(path.name)
-        if form in formats and path.is_file() and not _hidden(path, pattern):
-            found.setdefault(form, []).append(path)
-    if not found:
-        wanted = ", ".join("*" + suffix for form in formats for suffix in SUFFIXES[form])
-        raise InputMissing(
-            f"input.path {spec.path!r}: no such file, and no {wanted} behind it; check the path, which is relative to "
-            "the working directory"
-        )
-    if len(found) > 1:
-        one, other = (paths[0].name for paths in found.values())
-        raise ConfigError(
-            f"input.path {spec.path!r} mixes formats ({one}, {other}); set input.format or narrow the path"
-        )
-    ((form, paths),) = found.items()
-    return form, [InputFile.look(path) for path in sorted(paths, key=_natural_key)]
+        Raises InputMissing or StorageError naming the file.
+        """
+        with reading(self.path), self.open() as stream:
+            if self.is_remote:
+                tags = {name.lower(): value for name, value in _metadata(stream).items()}
+                tag = tags.get("etag", "").strip('"')
+                return f"etag:{tag}" if tag else f"mtime:{self.mtime_ns}"
+            digest = hashlib.sha256()
+            while piece := stream.read(HASH_BYTES):
+                digest.update(piece)
+            return digest.hexdigest()
 
 
-def _format_of_name(name: str) -> Format | None:
-    return next((form for form, suffixes in SUFFIXES.items() if name.endswith(suffixes)), None)
+def _metadata(stream: pa.NativeFile) -> dict[str, str]:
+    """What an object store says of an object, as text."""
+    found = stream.metadata() or {}
+    return {_text(name): _text(value) for name, value in found.items()}
 
 
-def _format_of_file(spec: InputSpec, path: Path) -> Format:
-    if spec.format != "auto":
-        return spec.format
-    form = _format_of_name(path.name)
-    if form is None:
-        known = ", ".join("*" + suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
-        raise ConfigError(f"input.path {spec.path!r} is none of {known}; rename it or set input.format")
-    return form
-
-
-def _hidden(path: Path, pattern: str) -> bool:
-    fixed = 0
-    for part in Path(pattern).parts:
-        if glob.has_magic(part):
-            break
-        fixed += 1
-    return any(part.startswith(("_", ".")) for part in path.parts[fixed:])
-
-
-def _natural_key(path: Path) -> tuple[list[tuple[int, int, str]], str]:
-    pieces = re.split(r"([0-9]+)", str(path))
-    return [(1, int(p), "") if p.isascii() and p.isdigit() else (0, 0, p) for p in pieces], str(path)
-
-
-def identity(spec: InputSpec) -> list[dict[str, Any]]:
-    """For each file of the input: path, size, mtime_ns and hash, without reading rows.
-
-    The hash is that of the footer of a Parquet file, and of all (compressed) bytes of a JSONL file.
-    """
-    form, files = find_files(spec)
-    return identity_of(form, files)
-
-
-def identity_of(form: Format, files: Sequence[InputFile]) -> list[dict[str, Any]]:
-    """As identity(), for files that were found before."""
-    return [
-        {"path": str(file.path), "size": file.size, "mtime_ns": file.mtime_ns, "hash": _hash(form, file.path)}
-        for file in files
-    ]
-
-
-def _hash(form: Format, path: Path) -> str:
-    with reading(path), path.open("rb") as stream:
-        if form == "jsonl":
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-        size = stream.seek(0, os.SEEK_END)
-        stream.seek(max(0, size - 8))
-        length = int.from_bytes(stream.read(4), "little")
-        stream.seek(max(0, size - 8 - length))
-        return hashlib.sha256(stream.read()).hexdigest()
+def _text(value: str | bytes) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
+def reading(path: str) -> Iterator[None]:
     """Turns what a reader raises for `path` into a JobError that names the file."""
     try:
         yield
     except FileNotFoundError as exc:
         raise InputMissing(f"{path}: the file is gone; put it back and run again") from exc
     except (OSError, pa.ArrowException) as exc:
-        reason = " ".join(str(exc).split())
-        if isinstance(exc, OSError) and exc.errno is not None:  # Arrow reports bad data as OSError too, without errno
-            raise StorageError(f"{path}: reading failed: {reason}; run the job again") from exc
-        raise InputError(f"{path}: cannot be read: {reason}; write the file again or remove it") from exc
+        text = " ".join(str(exc).split())
+        # Arrow reports bad data as OSError too: without errno, and without the words of an object store.
+        if isinstance(exc, OSError) and is_remote(path) and _OF_STORE.search(text) and not transient(exc):
+            reason, mend = explain(exc, path)
+            raise InputMissing(f"{path}: {reason}; {mend}") from exc
+        if isinstance(exc, OSError) and (exc.errno is not None or (is_remote(path) and transient(exc))):
+            raise StorageError(f"{path}: reading failed: {text}; run the job again") from exc
+        raise InputError(f"{path}: cannot be read: {text}; write the file again or remove it") from exc

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,11 @@ from .errors import ConfigError
 
 DATED_KEYS = (("name",), ("model", "path"), ("input", "path"), ("output", "path"))
 """Keys in which {date} is replaced; elsewhere braces belong to templates."""
+
+MIN_SECRET_CHARS = 4
+"""What is shorter is no secret, and words of texts hold it by chance."""
+
+KeyPath = tuple[str, ...]
 
 _VARIABLE = re.compile(r"\$(\$?)\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
@@ -47,17 +52,21 @@ def _construct_mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[An
 _StrictLoader.add_constructor("tag:yaml.org,2002:map", _construct_mapping)
 
 
-def read_job_file(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file.
-
-    Raises ConfigError with line and column when it is not YAML, gives a key twice or is not a mapping.
-    """
+def read_job_file(path: Path) -> str:
+    """The text of a job file. Raises ConfigError."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        return path.read_text(encoding="utf-8-sig")
     except OSError as exc:
         raise ConfigError(f"{path}: cannot read the job file: {exc.strerror or exc}") from exc
     except UnicodeDecodeError as exc:
         raise ConfigError(f"{path}: the job file is not UTF-8 text (byte {exc.start}); save it as UTF-8") from exc
+
+
+def parse_job(text: str, path: str) -> dict[str, Any]:
+    """The mapping in a YAML text that came from `path`.
+
+    Raises ConfigError with line and column when it is not YAML, gives a key twice or is not a mapping.
+    """
     try:
         values = yaml.load(text, Loader=_StrictLoader)
     except yaml.MarkedYAMLError as exc:
@@ -116,42 +125,84 @@ def _parse_value(text: str) -> Any:
     return text if isinstance(value, (dict, list)) and not text.lstrip().startswith(("{", "[")) else value
 
 
-def expand(values: dict[str, Any], file: str, now: datetime, environ: Mapping[str, str] | None = None) -> None:
+def expand(
+    values: dict[str, Any], file: str, now: datetime, environ: Mapping[str, str] | None = None
+) -> dict[KeyPath, str]:
     """Replace `${NAME}` in every string (`$${NAME}` stays `${NAME}`) and `{date}` in names and paths, in place.
 
-    Raises ConfigError naming a variable that is not set, and the key that asks for it.
+    Returns the text of those values that named a variable, dates replaced: what may be written down, since a variable
+    may hold a secret. Raises ConfigError naming a variable that is not set, and the key that asks for it.
     """
-    environ = os.environ if environ is None else environ
+    expansion = _Expansion(file, os.environ if environ is None else environ)
     for key, value in values.items():
-        values[key] = _expand_variables(value, (str(key),), file, environ)
-    for *sections, key in DATED_KEYS:
+        values[key] = expansion.expand(value, (str(key),))
+    today = now.date().isoformat()
+    for path in DATED_KEYS:
         holder: Any = values
-        for section in sections:
+        for section in path[:-1]:
             holder = holder.get(section) if isinstance(holder, dict) else None
-        if isinstance(holder, dict) and isinstance(holder.get(key), str):
-            holder[key] = holder[key].replace("{date}", now.date().isoformat())
+        if isinstance(holder, dict) and isinstance(holder.get(path[-1]), str):
+            holder[path[-1]] = holder[path[-1]].replace("{date}", today)
+        if path in expansion.templates:
+            expansion.templates[path] = expansion.templates[path].replace("{date}", today)
+    return expansion.templates
 
 
-def _expand_variables(value: Any, path: tuple[str, ...], file: str, environ: Mapping[str, str]) -> Any:
-    if isinstance(value, dict):
-        return {key: _expand_variables(inner, (*path, str(key)), file, environ) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_expand_variables(inner, (*path, str(i)), file, environ) for i, inner in enumerate(value)]
-    if not isinstance(value, str):
-        return value
+class _Expansion:
+    """Variables put into values, and which values those were."""
 
-    def replacement(match: re.Match[str]) -> str:
+    def __init__(self, file: str, environ: Mapping[str, str]) -> None:
+        self.templates: dict[KeyPath, str] = {}
+        self._file = file
+        self._environ = environ
+
+    def expand(self, value: Any, path: KeyPath) -> Any:
+        if isinstance(value, dict):
+            return {key: self.expand(inner, (*path, str(key))) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [self.expand(inner, (*path, str(i))) for i, inner in enumerate(value)]
+        if not isinstance(value, str):
+            return value
+        if any(not escaped for escaped, _ in _VARIABLE.findall(value)):
+            self.templates[path] = value
+        return _VARIABLE.sub(lambda match: self._replacement(match, path), value)
+
+    def _replacement(self, match: re.Match[str], path: KeyPath) -> str:
         escaped, name = match.groups()
         if escaped:
             return match.group(0)[1:]
-        if name not in environ:
+        if name not in self._environ:
             raise ConfigError(
-                f"{file}: {'.'.join(path)}: environment variable {name} is not set; set it, or write $${{{name}}} "
-                "for the text itself"
+                f"{self._file}: {'.'.join(path)}: environment variable {name} is not set; set it, or write "
+                f"$${{{name}}} for the text itself"
             )
-        return environ[name]
+        return self._environ[name]
 
-    return _VARIABLE.sub(replacement, value)
+
+def put_back(values: dict[str, Any], templates: Mapping[KeyPath, str]) -> None:
+    """Replaces values by the texts that expand() found them as, in place."""
+    for path, text in templates.items():
+        holder: Any = values
+        for depth, key in enumerate(path[:-1]):
+            inner = holder.get(key) if isinstance(holder, dict) else holder[int(key)]
+            if not isinstance(inner, (dict, list)):  # validation has made something else of it
+                path = path[: depth + 1]
+                break
+            holder = inner
+        if isinstance(holder, dict):
+            holder[path[-1]] = text
+        else:
+            holder[int(path[-1])] = text
+
+
+def hide(text: str, templates: Iterable[str], environ: Mapping[str, str] | None = None) -> str:
+    """Puts `${NAME}` in place of each value, of MIN_SECRET_CHARS or more, of a variable that the templates name."""
+    environ = os.environ if environ is None else environ
+    names = {name for template in templates for escaped, name in _VARIABLE.findall(template) if not escaped}
+    values = {environ[name]: name for name in names if len(environ.get(name, "")) >= MIN_SECRET_CHARS}
+    for value in sorted(values, key=len, reverse=True):
+        text = text.replace(value, f"${{{values[value]}}}")
+    return text
 
 
 def escape(value: Any) -> Any:

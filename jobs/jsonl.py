@@ -1,75 +1,98 @@
-"""JSONL input: a first pass finds columns, types and row count, a second one gives rows. Both stream."""
+"""JSONL input: a first pass finds columns, types, marks and hashes, a second one gives rows. Both stream."""
 
 from __future__ import annotations
 
-import io
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Any, BinaryIO
+from itertools import islice, pairwise
+from typing import Any, cast
 
+import orjson
 import pyarrow as pa
 
-from .columns import ColumnPlan, RowBlock, RowError
+from .columns import ColumnPlan, RowBlock
 from .errors import InputError
-from .input_files import InputFile, reading
+from .input_files import InputFile
+from .json_line import as_written, json_text, parse_line, parse_lines
+from .lines import Mark, TextStream, numbered_lines, scan_lines
 
 BATCH_ROWS = 512
 BATCH_BYTES = 16 << 20
-MAX_LINE_BYTES = 256 << 20
 MAX_COLUMNS = 10_000
 
-_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
-_BOM = b"\xef\xbb\xbf"
-_MAGIC = {
-    b"PAR1": "is a Parquet file; name it *.parquet",
-    b"\x1f\x8b": "is gzip data; name it *.jsonl.gz",
-    b"\x28\xb5\x2f\xfd": "is zstd data; name it *.jsonl.zst",
-    b"\xff\xfe": "is UTF-16 text; save it as UTF-8",
-    b"\xfe\xff": "is UTF-16 text; save it as UTF-8",
-}
-
-
-class _BeyondInt64:
-    """Stands for the type of an integer that no int64 holds."""
-
-
-_ARROW_TYPES = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+_KINDS = {str: "text", int: "int", float: "float", bool: "bool", list: "list", dict: "object", type(None): "null"}
+_BEYOND_INT64 = "big"
+_INT64 = range(-(1 << 63), 1 << 63)
+_ARROW_TYPES = {"text": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
 
 
 class JsonlReader:
     """The rows of some JSONL files as if they were one. A blank line makes no row, a bad one a row with an error.
 
     Values are carried under the one JSON type that a column has in all rows (text, whole number, number, truth value);
-    lists, objects, mixed types and whole numbers beyond 64 bits are carried as JSON text.
+    lists, objects, mixed types and whole numbers beyond 64 bits are carried as JSON text. NaN and Infinity, which
+    Python writes, are numbers.
     Raises InputError naming a file that is not (compressed) text.
     """
 
-    def __init__(self, files: Sequence[InputFile]) -> None:
-        self._kinds: dict[str, set[type]] = {}
-        self.files = [replace(file, num_rows=self._scan(file)) for file in files]
-        self.columns = list(self._kinds)
+    def __init__(self, files: Sequence[InputFile], known: Mapping[str, Any] | None = None) -> None:
+        """`known` is what scan() gave for the very same files; without it each is read from end to end."""
+        self._kinds: dict[str, dict[str, None]] = {}
+        self._marks: list[list[Mark]] = []
+        if known is None:
+            self.files = [self._scan(file) for file in files]
+            self._scanned()
+        else:
+            self.files = [
+                replace(file, num_rows=seen["num_rows"], hash=seen["hash"])
+                for file, seen in zip(files, known["files"], strict=True)
+            ]
+            self._marks = [[Mark(*mark) for mark in seen["offsets"]] for seen in known["files"]]
+            self._recall(known)
         self.num_rows = sum(file.num_rows or 0 for file in self.files)
 
-    def _scan(self, file: InputFile) -> int:
-        num_rows = 0
-        for _, line in _lines(file):
-            num_rows += 1
-            record, _ = _parse(line)
-            for name, value in (record or {}).items():
-                kind: type = type(value)
-                if kind is int and not -(1 << 63) <= value < 1 << 63:
-                    kind = _BeyondInt64
-                seen = self._kinds.get(name)
-                if seen is None:
-                    seen = self._kinds[name] = set()
-                seen.add(kind)
-            if len(self._kinds) > MAX_COLUMNS:
-                raise InputError(
-                    f"{file.path}: more than {MAX_COLUMNS} different keys; put data that serves as keys into one object"
-                )
-        return num_rows
+    @property
+    def columns(self) -> list[str]:
+        """Names of the keys in order of appearance."""
+        return list(self._kinds)
+
+    def scan(self) -> dict[str, Any]:
+        """What the first pass found, as JSON values."""
+        files = [
+            {**file.state(), "hash": file.hash, "num_rows": file.num_rows, "offsets": [list(mark) for mark in marks]}
+            for file, marks in zip(self.files, self._marks, strict=True)
+        ]
+        return {"files": files, "kinds": {name: list(kinds) for name, kinds in self._kinds.items()}}
+
+    def _recall(self, known: Mapping[str, Any]) -> None:
+        self._kinds = {name: dict.fromkeys(kinds) for name, kinds in known["kinds"].items()}
+
+    def _scan(self, file: InputFile) -> InputFile:
+        num_rows, marks, found = scan_lines(file, self._visit)
+        self._marks.append(marks)
+        if len(self._kinds) > MAX_COLUMNS:
+            raise InputError(
+                f"{file.path}: more than {MAX_COLUMNS} different keys; put data that serves as keys into one object"
+            )
+        return replace(file, num_rows=num_rows, hash=found)
+
+    def _scanned(self) -> None:
+        """All files have been read."""
+
+    def _visit(self, lines: list[bytes]) -> None:
+        columns = self._kinds
+        for line in lines:
+            record = _quick_look(line)
+            if record is None or len(columns) > MAX_COLUMNS:
+                continue
+            for name, value in record.items():
+                kind = _KINDS[value.__class__]
+                if kind == "int" and value not in _INT64:
+                    kind = _BEYOND_INT64
+                if name not in columns:
+                    columns[name] = {}
+                columns[name][kind] = None
 
     def use(self, plan: ColumnPlan) -> pa.Schema:
         """Take the plan; returns the schema of the columns that it carries."""
@@ -79,37 +102,31 @@ class JsonlReader:
 
     def _arrow_type(self, name: str) -> pa.DataType | None:
         """None where values are carried as JSON text."""
-        kinds = self._kinds[name] - {type(None)}
+        kinds = self._kinds[name].keys() - {"null"}
         return _ARROW_TYPES.get(next(iter(kinds))) if len(kinds) == 1 else None
 
-    def blocks(self, limit: int, skip: Callable[[int, int], bool]) -> Iterator[RowBlock]:
-        """Rows [0, limit) in order, without those runs for which skip(start, stop) is true."""
-        start = 0
-        for file in self.files:
-            if start >= limit:
-                return
-            stop = min(limit, start + (file.num_rows or 0))
-            file.check_unchanged()
-            for lines in _batched(_lines(file), stop - start):
-                if not skip(start, start + len(lines)):
-                    yield self._block(start, file, lines)
-                start += len(lines)
+    def blocks(self, start: int, stop: int, skip: Callable[[int, int], bool]) -> Iterator[RowBlock]:
+        """Rows [start, stop) in order, without those runs for which skip(start, stop) is true.
+
+        Lines before `start` and of long skipped runs are neither parsed nor, in a plain file, read.
+        """
+        before = 0
+        for file, marks in zip(self.files, self._marks, strict=True):
+            first, before = before, before + (file.num_rows or 0)
+            if first < stop and start < before:
+                for at, numbered in _batches(
+                    file, marks, max(0, start - first), min(stop, before) - first, first, skip
+                ):
+                    yield self._block(at, file, numbered)
 
     def _block(self, start: int, file: InputFile, lines: list[tuple[int, bytes]]) -> RowBlock:
-        records: list[dict[str, Any]] = []
-        errors: dict[int, RowError] = {}
-        for position, (number, line) in enumerate(lines):
-            record, error = _parse(line)
-            if error is not None:
-                code, message = error
-                errors[position] = (code, f"line {number} of {file.path.name}: {message}")
-            records.append(record or {})
+        records, errors = parse_lines(file, lines)
         values = {name: [record.get(name) for record in records] for name in self._plan.values}
         if self._plan.id is not None:
             ids = values[self._plan.id]
             for position, value in enumerate(ids):
                 if value is not None and not isinstance(value, str):
-                    ids[position] = _as_written(self._plan.id, value, lines[position][1])
+                    ids[position] = as_written(self._plan.id, value, lines[position][1])
         return RowBlock(start, values, errors, self._passthrough(records))
 
     def _passthrough(self, records: list[dict[str, Any]]) -> pa.RecordBatch:
@@ -119,77 +136,73 @@ class JsonlReader:
         for field in self._schema:
             values = [record.get(field.name) for record in records]
             if self._arrow_type(field.name) is None:
-                values = [None if value is None else json.dumps(value, ensure_ascii=False) for value in values]
+                values = [None if value is None else json_text(value) for value in values]
             arrays.append(pa.array(values, field.type))
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
 
-def _lines(file: InputFile) -> Iterator[tuple[int, bytes]]:
-    """Line number from 1 and bytes of every line that is not blank; only \\n ends a line."""
-    with reading(file.path), closing(_open(file)) as stream:
-        number = 0
-        while line := stream.readline(MAX_LINE_BYTES + 1):
-            number += 1
-            if number == 1:
-                line = _first_line(file, line)
-            if len(line) > MAX_LINE_BYTES:
-                raise InputError(f"{file.path}: line {number} has more than {MAX_LINE_BYTES} bytes; split the row")
-            line = line.strip(b" \t\r\n")
-            if line:
-                yield number, line
+def _quick_look(line: bytes) -> dict[str, Any] | None:
+    """The object of a line, in a third of the time, for a look at its types; a line that is no row may have one."""
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return parse_line(line)[0]
+    if record.__class__ is not dict:
+        return None
+    for value in record.values():
+        # orjson makes floats of whole numbers beyond 64 bits.
+        if value.__class__ is float and not _INT64.start < value < _INT64.stop:
+            return parse_line(line)[0]
+    return cast(dict[str, Any], record)
 
 
-def _open(file: InputFile) -> BinaryIO:
-    compression = _COMPRESSIONS.get(file.path.suffix)
-    if compression is None:
-        return file.path.open("rb", buffering=1 << 20)
-    if file.size == 0:
-        raise InputError(f"{file.path}: is empty, not {compression} data; write the file again or remove it")
-    # Arrow's streams, unlike Python's zstandard, tell a truncated file from a finished one.
-    return io.BufferedReader(pa.input_stream(str(file.path), compression=compression), 1 << 20)
+def _batches(
+    file: InputFile, marks: list[Mark], start: int, stop: int, before: int, skip: Callable[[int, int], bool]
+) -> Iterator[tuple[int, list[tuple[int, bytes]]]]:
+    """Rows [start, stop) of a file, whose first one is row `before` of all, with the global index of their first."""
+    file.check_unchanged()
+    with closing(TextStream(file)) as stream:
+        for first, end in _runs(file, marks, start, stop, before, skip):
+            row = first.row
+            last = file.num_rows or 0 if end is None else end.row
+            for numbered in _batched(numbered_lines(stream, first, end and end.byte), start - row, stop - row):
+                row = max(row, start)
+                if not skip(before + row, before + row + len(numbered)):
+                    yield before + row, numbered
+                row += len(numbered)
+            if row < min(last, stop):
+                raise InputError(f"{file.path}: has fewer rows than before; run the job on a finished file")
+    file.check_unchanged()
 
 
-def _first_line(file: InputFile, line: bytes) -> bytes:
-    for magic, text in _MAGIC.items():
-        if line.startswith(magic):
-            raise InputError(f"{file.path}: {text}")
-    return line.removeprefix(_BOM)
+def _runs(
+    file: InputFile, marks: list[Mark], start: int, stop: int, before: int, skip: Callable[[int, int], bool]
+) -> Iterator[tuple[Mark, Mark | None]]:
+    """From which mark up to which one (None: the end) rows are needed."""
+    end = Mark(file.num_rows or 0, -1, -1)
+    run: tuple[Mark, Mark] | None = None
+    for one, two in pairwise([*marks, end]):
+        low, high = max(one.row, start), min(two.row, stop)
+        if low < high and not skip(before + low, before + high):
+            run = (run[0] if run else one, two)
+        elif run is not None:
+            yield run
+            run = None
+    if run is not None:
+        yield run[0], run[1] if run[1] is not end else None
 
 
-def _batched(lines: Iterator[tuple[int, bytes]], num_rows: int) -> Iterator[list[tuple[int, bytes]]]:
+def _batched(lines: Iterator[tuple[int, bytes]], start: int, stop: int) -> Iterator[list[tuple[int, bytes]]]:
+    """Lines [start, stop) of those given, in batches."""
     batch: list[tuple[int, bytes]] = []
     size = 0
-    for numbered in lines:
+    for position, numbered in enumerate(islice(lines, stop)):
+        if position < start:
+            continue
         batch.append(numbered)
         size += len(numbered[1])
-        num_rows -= 1
-        if len(batch) == BATCH_ROWS or size >= BATCH_BYTES or num_rows == 0:
+        if len(batch) == BATCH_ROWS or size >= BATCH_BYTES:
             yield batch
             batch, size = [], 0
-        if num_rows == 0:
-            return
-
-
-def _parse(line: bytes) -> tuple[dict[str, Any] | None, RowError | None]:
-    try:
-        record = json.loads(line.decode())
-        if b"\\u" in line:
-            # An escaped half of a surrogate pair is JSON but not text: nothing could write it.
-            json.dumps(record, ensure_ascii=False).encode()
-    except UnicodeDecodeError as exc:
-        return None, ("encoding_error", f"not UTF-8 at byte {exc.start}")
-    except UnicodeEncodeError:
-        return None, ("encoding_error", "holds half of a surrogate pair (\\ud800 to \\udfff)")
-    except (ValueError, RecursionError) as exc:
-        return None, ("parse_error", f"not JSON: {exc}")
-    if not isinstance(record, dict):
-        return None, ("parse_error", f"not a JSON object but {type(record).__name__}")
-    return record, None
-
-
-def _as_written(name: str, value: Any, line: bytes) -> str:
-    """The text of an id that is no string; a number keeps the digits of the file (1.50 stays 1.50)."""
-    if isinstance(value, float):
-        value = json.loads(line, parse_float=str)[name]
-        return str(value)
-    return json.dumps(value, ensure_ascii=False)
+    if batch:
+        yield batch

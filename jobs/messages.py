@@ -38,9 +38,19 @@ def _read_message(position: int, value: Any) -> dict[str, Any]:
     content = message.get("content")
     if content is None and "tool_calls" in message:
         return message
+    if isinstance(content, list):
+        content = message["content"] = _joined(content)
     if not isinstance(content, str):
         raise InvalidMessages(f"message {position} ({role}) must have text as content, only text models are run")
     return message
+
+
+def _joined(parts: list[Any]) -> str | None:
+    """The text of content parts, a line break between two, as vLLM joins them; None where a part is something else."""
+    texts = [part["text"] for part in parts if isinstance(part, dict) and set(part) == {"type", "text"}]
+    if len(texts) < len(parts) or not texts or any(part["type"] != "text" for part in parts):
+        return None
+    return "\n".join(texts) if all(isinstance(text, str) for text in texts) else None
 
 
 def _without_none(value: Any) -> Any:

@@ -7,11 +7,10 @@ tokens, the mean acceptance length 1 + accepted tokens / drafts.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
 from operator import attrgetter, itemgetter
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -20,8 +19,10 @@ import pyarrow.parquet as pq
 
 from .counts import RowCounts
 from .errors import StorageError
-from .folder import OutputFolder, storage_errors
+from .folder import DATA, ERRORS, JOB_PARQUET, REPORT, STEPS, WorkFolder
 from .schema import JOB_SCHEMA, STEP_SCHEMA
+from .shard import Shard
+from .store import Store, storage_errors
 
 STEPS_PER_PART = 5000
 SECONDS_PER_PART = 60.0
@@ -35,6 +36,7 @@ class JobMetrics:
     state: str = "running"
     exit_code: int | None = None
     attempt: int = 1
+    shards: int = 1
     started_at: datetime | None = None
     """Of the first attempt, UTC."""
     finished_at: datetime | None = None
@@ -62,7 +64,7 @@ class JobMetrics:
     num_steps: int = 0
     num_preemptions: int = 0
     total_s: float = 0.0
-    """From the start of the command to its end."""
+    """From the start of the command to its end, attempts and shards added up."""
     load_s: float = 0.0
     busy_s: float = 0.0
     """In engine steps."""
@@ -108,6 +110,21 @@ class JobMetrics:
             self.num_accepted_tokens_per_pos, stats.get("num_accepted_tokens_per_pos", [])
         )
 
+    @classmethod
+    def of_shards(cls, reports: Sequence[Mapping[str, Any]], rows: RowCounts) -> JobMetrics:
+        """The job's totals from read_report() of each shard; `rows` as the shards' parts count them."""
+        metrics = cls(rows=rows, shards=len(reports))
+        for report in filter(None, reports):
+            metrics.add_stats({**report, "num_accepted_tokens_per_pos": report["num_accepted_tokens_per_pos"] or []})
+            for name in ("job", "model", "revision", "device", "dtype", "method", "policy", "versions"):
+                setattr(metrics, name, report[name])
+            times = {name: datetime.fromisoformat(report[name]) for name in ("started_at", "finished_at")}
+            metrics.started_at = min(metrics.started_at or times["started_at"], times["started_at"])
+            metrics.finished_at = max(metrics.finished_at or times["finished_at"], times["finished_at"])
+            metrics.attempt = max(metrics.attempt, report["attempt"])
+            metrics.peak_rss_bytes = max(metrics.peak_rss_bytes, report["peak_rss_bytes"])
+        return metrics
+
     def merge(self, previous: Mapping[str, Any] | None) -> JobMetrics:
         """The job's totals: these, of the current attempt, and those of read_report(), of the attempts before.
 
@@ -147,29 +164,39 @@ def _add_positions(one: list[int], other: list[int]) -> list[int]:
     return [sum(counts[i] for counts in (one, other) if i < len(counts)) for i in range(length)]
 
 
-def write_job_metrics(folder: OutputFolder, metrics: JobMetrics) -> None:
+def write_job_metrics(folder: WorkFolder, metrics: JobMetrics) -> None:
     """Writes metrics/job.parquet: one row."""
     row = metrics.to_row()
     for name in ("versions", "error_codes", "finish_reasons"):
         row[name] = [{"name": key, "value": value} for key, value in sorted(row[name].items())]
-    _write_table(folder, pa.Table.from_pylist([row], schema=JOB_SCHEMA), folder.job_parquet)
+    _write_table(folder, pa.Table.from_pylist([row], schema=JOB_SCHEMA), JOB_PARQUET)
 
 
-def write_report(folder: OutputFolder, metrics: JobMetrics) -> None:
-    """Writes report.json: the same as job.parquet, and where the files are."""
-    files = {"data": str(folder.data), "job_metrics": str(folder.job_parquet), "step_metrics": str(folder.steps)}
-    report = {**metrics.to_row(), "files": files}
-    folder.write(folder.report, orjson.dumps(report, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+def write_report(
+    folder: WorkFolder, name: str, metrics: JobMetrics, errors: str = ERRORS, results: str | None = None
+) -> dict[str, Any]:
+    """Writes a report: the same as job.parquet, and where the files are. Gives what read_report() will.
+
+    errors: name of the file with the failed rows, where there are any; results: that of the other rows, if written.
+    """
+    names = {"data": DATA, "job_metrics": JOB_PARQUET, "step_metrics": STEPS}
+    if metrics.rows.num_failed:
+        names["errors"] = errors
+    if results is not None and metrics.rows.num_ok:
+        names["results"] = results
+    files = {key: folder.store.path(name) for key, name in names.items()}
+    content = orjson.dumps({**metrics.to_row(), "files": files}, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    folder.write(name, content)
+    report: dict[str, Any] = orjson.loads(content)
+    return report
 
 
-def read_report(folder: OutputFolder) -> dict[str, Any] | None:
-    """report.json as it stands; None where there is none."""
+def read_report(store: Store, name: str = REPORT) -> dict[str, Any] | None:
+    """A report as it stands; None where there is none."""
     try:
-        report: dict[str, Any] = orjson.loads(folder.report.read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError) as error:
-        raise StorageError(f"{folder.report} cannot be read ({error}); remove it and submit again") from error
+        report: dict[str, Any] | None = orjson.loads(store.read(name) or b"null")
+    except ValueError as error:
+        raise StorageError(f"{store.path(name)} cannot be read ({error}); remove it and submit again") from error
     return report
 
 
@@ -179,37 +206,44 @@ class StepWriter:
     append() takes the engine's StepRecord or a mapping with the same keys.
     """
 
-    def __init__(self, folder: OutputFolder, attempt: int) -> None:
+    def __init__(self, folder: WorkFolder, shard: Shard, attempt: int) -> None:
         self._folder = folder
+        self._shard = shard
         self._attempt = attempt
         self._rows: list[tuple[Any, ...]] = []
         self._num_parts = 0
         self._began_s = time.monotonic()
-        names = [name for name in STEP_SCHEMA.names if name != "attempt"]
+        names = [name for name in STEP_SCHEMA.names if name not in ("shard", "attempt")]
         self._from_record = attrgetter(*names)
         self._from_mapping = itemgetter(*names)
 
-    def append(self, record: object) -> None:
-        """Takes one step; writes a file when enough steps or seconds have gathered. StorageError when it cannot."""
+    def append(self, record: object) -> bool:
+        """Takes one step; writes a file when enough steps or seconds have gathered, and says so.
+
+        StorageError when it cannot.
+        """
         row = self._from_mapping(record) if isinstance(record, Mapping) else self._from_record(record)
         self._rows.append(row)
-        if len(self._rows) >= STEPS_PER_PART or time.monotonic() - self._began_s >= SECONDS_PER_PART:
+        is_due = len(self._rows) >= STEPS_PER_PART or time.monotonic() - self._began_s >= SECONDS_PER_PART
+        if is_due:
             self.flush()
+        return is_due
 
     def flush(self) -> None:
         """Writes what has gathered."""
         if self._rows:
-            columns = [(self._attempt,) * len(self._rows), *zip(*self._rows, strict=True)]
+            constants = [(value,) * len(self._rows) for value in (self._shard.index, self._attempt)]
+            columns = [*constants, *zip(*self._rows, strict=True)]
             arrays = [pa.array(c, f.type) for c, f in zip(columns, STEP_SCHEMA, strict=True)]
-            name = f"part-00000-{self._attempt:04d}-{self._num_parts:06d}.parquet"
-            _write_table(self._folder, pa.Table.from_arrays(arrays, schema=STEP_SCHEMA), self._folder.steps / name)
+            name = f"{STEPS}/part-{self._shard.index:05d}-{self._attempt:04d}-{self._num_parts:06d}.parquet"
+            _write_table(self._folder, pa.Table.from_arrays(arrays, schema=STEP_SCHEMA), name)
             self._num_parts += 1
             self._rows = []
         self._began_s = time.monotonic()
 
 
-def _write_table(folder: OutputFolder, table: pa.Table, final: Path) -> None:
-    tmp = folder.tmp / f"metrics-{final.name}"
-    with storage_errors(final):
+def _write_table(folder: WorkFolder, table: pa.Table, name: str) -> None:
+    tmp = folder.tmp / f"metrics-{name.rpartition('/')[2]}"
+    with storage_errors(tmp):
         pq.write_table(table, tmp, compression="zstd", compression_level=3)
-    folder.publish(tmp, final)
+    folder.publish(tmp, name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -23,20 +23,32 @@ _NOUNS = {
 }
 
 
-def describe(error: ValidationError, model: type[BaseModel], file: str, set_paths: Sequence[Path]) -> str:
-    """Lines `FILE: a.b.c: problem; mend`; a key that came from --set is shown as such."""
+def describe(
+    error: ValidationError,
+    model: type[BaseModel],
+    file: str,
+    set_paths: Sequence[Path],
+    secret: Collection[Path] = (),
+) -> str:
+    """Lines `FILE: a.b.c: problem; mend`; a key from --set is shown as such, a secret value never."""
     problems: dict[Path, list[dict[str, Any]]] = {}
     for item in error.errors(include_url=False):
         problems.setdefault(_key_path(model, item["loc"]), []).append(dict(item))
     lines = []
     for path, items in problems.items():
         source = "--set" if any(_leads_to(path, given) for given in set_paths) else file
-        lines.append(": ".join(part for part in (source, ".".join(path), _text(model, path, items)) if part))
+        text = _text(model, path, items, is_secret=any(_overlap(path, given) for given in secret))
+        lines.append(": ".join(part for part in (source, ".".join(path), text) if part))
     return "\n".join(lines)
 
 
 def _leads_to(path: Path, given: Path) -> bool:
-    return bool(path) and all(a == b for a, b in zip(path, given, strict=False))
+    return bool(path) and _overlap(path, given)
+
+
+def _overlap(one: Path, other: Path) -> bool:
+    """Whether one of the keys is within the other."""
+    return all(a == b for a, b in zip(one, other, strict=False))
 
 
 def known_paths(model: type[BaseModel], prefix: Path = ()) -> list[Path]:
@@ -69,7 +81,7 @@ def _key_path(model: type[BaseModel], loc: tuple[int | str, ...]) -> Path:
     return tuple(path)
 
 
-def _text(model: type[BaseModel], path: Path, items: list[dict[str, Any]]) -> str:
+def _text(model: type[BaseModel], path: Path, items: list[dict[str, Any]], is_secret: bool) -> str:
     kinds = {item["type"] for item in items}
     if kinds & {"extra_forbidden", "invalid_key"}:
         return _unknown_key(model, path)
@@ -78,7 +90,8 @@ def _text(model: type[BaseModel], path: Path, items: list[dict[str, Any]]) -> st
     # The branches of a union fail one by one: together they say what is allowed.
     allowed = " or ".join(dict.fromkeys(_allowed(item) for item in items))
     value = items[0]["input"]
-    got = "" if kinds == {"value_error"} else f", got {_short(value)}"
+    got = ", got the value of an environment variable" if is_secret else f", got {_short(value)}"
+    got = "" if kinds == {"value_error"} else got
     mend = "; quote it" if "string_type" in kinds and isinstance(value, (int, float)) else ""
     return f"{allowed}{got}{mend}" if kinds == {"value_error"} else f"must be {allowed}{got}{mend}"
 

@@ -73,6 +73,7 @@ def output_schema(passthrough: pa.Schema, token_ids: bool, logprobs: bool) -> pa
 
 STEP_SCHEMA = pa.schema(
     [
+        ("shard", pa.int32()),
         ("attempt", pa.int32()),
         ("step", pa.int64()),
         ("start_s", pa.float64()),
@@ -96,7 +97,7 @@ STEP_SCHEMA = pa.schema(
         ("input_wait_s", pa.float64()),
     ]
 )
-"""The columns of metrics/steps: the fields of the engine's StepRecord, and the attempt that ran the step."""
+"""The columns of metrics/steps: the fields of the engine's StepRecord, and the shard and attempt that ran the step."""
 
 
 def _histogram(key: str, value: pa.DataType) -> pa.DataType:
@@ -110,6 +111,7 @@ JOB_SCHEMA = pa.schema(
         ("state", pa.string()),
         ("exit_code", pa.int32()),
         ("attempt", pa.int32()),
+        ("shards", pa.int32()),
         ("started_at", pa.timestamp("us", tz="UTC")),
         ("finished_at", pa.timestamp("us", tz="UTC")),
         ("model", pa.string()),

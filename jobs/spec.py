@@ -1,192 +1,38 @@
-"""A job: one strict YAML file, validated and resolved. Every key that specrun understands is in this file."""
+"""A job: one strict YAML file, validated and resolved."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import PrivateAttr, ValidationError, model_validator
 
 from .errors import ConfigError
-from .fields import Float, Int, LocalPath, Strings, Text
-from .job_file import apply_overrides, escape, expand, read_job_file
+from .fields import Text
+from .job_file import KeyPath, apply_overrides, escape, expand, hide, parse_job, put_back, read_job_file
 from .problems import describe
+from .sections import (
+    ColumnsSpec,
+    EngineSpec,
+    ErrorsSpec,
+    InputSpec,
+    MetricsSpec,
+    ModelSpec,
+    OutputSpec,
+    PromptSpec,
+    RunSpec,
+    SamplingSpec,
+    Section,
+    SpeculationSpec,
+)
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
-
-
-class ModelSpec(_Section):
-    """The target model."""
-
-    path: Text
-    """A local folder, a .gguf file, a hub id or package:NAME."""
-    revision: str | None = None
-    """Branch, tag or commit of a hub id."""
-    dtype: Literal["auto", "float64", "float32", "bfloat16", "float16"] = "auto"
-    max_model_len: Annotated[Int, Field(ge=1)] | None = None
-    """Most tokens, prompt and output, in a row; null is what the model was made for."""
-    trust_remote_code: bool = False
-    """Let a checkpoint run Python code that it brings along."""
-
-
-class PolicySpec(_Section):
-    """Who decides how far to speculate; keys besides `name` go to the policy."""
-
-    model_config = ConfigDict(extra="allow", json_schema_extra={"type": ["object", "string"]})
-
-    name: Text = "batch_threshold"
-    """A known policy or module:Class."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_name(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
-
-    @property
-    def kwargs(self) -> dict[str, Any]:
-        """The policy's own keys."""
-        return dict(self.model_extra or {})
-
-
-class SpeculationSpec(_Section):
-    """How drafts are made and who decides about them."""
-
-    method: Literal["none", "ngram"] = "none"
-    max_draft_tokens: Annotated[Int, Field(ge=1)] = 5
-    """Most draft tokens for a request in a step."""
-    policy: PolicySpec = PolicySpec()
-
-
-class ColumnsSpec(_Section):
-    """Which input columns hold what."""
-
-    id: Text | None = None
-    prompt: Text | None = None
-    """Text column; "prompt" when neither prompt nor messages is given."""
-    messages: Text | None = None
-    """Conversation column: a list of role and content, or that as JSON text."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _default_prompt(cls, value: Any) -> Any:
-        if isinstance(value, dict) and value.get("prompt") is None and value.get("messages") is None:
-            return {**value, "prompt": "prompt"}
-        return value
-
-    @model_validator(mode="after")
-    def _exclusive(self) -> ColumnsSpec:
-        if self.prompt is not None and self.messages is not None:
-            raise ValueError("prompt and messages exclude each other; keep one")
-        return self
-
-
-class InputSpec(_Section):
-    """Where rows come from."""
-
-    path: LocalPath
-    """A file, a folder or a glob of *.parquet, *.jsonl, *.jsonl.gz or *.jsonl.zst."""
-    format: Literal["auto", "parquet", "jsonl"] = "auto"
-    columns: ColumnsSpec = ColumnsSpec(prompt="prompt")
-    limit: Annotated[Int, Field(ge=1)] | None = None
-    """Only the first rows."""
-
-
-class PromptSpec(_Section):
-    """From columns to the text that the model sees."""
-
-    system: str | None = None
-    """System message before each prompt."""
-    template: Text | None = None
-    """Jinja template of the prompt; every input column is a variable."""
-    chat_template: Text = "default"
-    """default (the model's own), none (plain text) or the path of a Jinja file."""
-    overflow: Literal["error", "clamp", "truncate_left", "truncate_right"] = "error"
-    """When prompt and max_tokens do not fit: fail the row, shorten the output, or cut the prompt."""
-
-
-class SamplingSpec(_Section):
-    """How outputs are sampled; an input column of the same name wins for its row."""
-
-    max_tokens: Int = 256
-    min_tokens: Int = 0
-    temperature: Float = 0.0
-    top_p: Float = 1.0
-    top_k: Int = 0
-    min_p: Float = 0.0
-    repetition_penalty: Float = 1.0
-    presence_penalty: Float = 0.0
-    frequency_penalty: Float = 0.0
-    logit_bias: dict[Int, Float] = {}
-    """Token id -> value added to its logit."""
-    stop: Strings = ()
-    """One string or a list of them."""
-    stop_token_ids: tuple[Int, ...] = ()
-    ignore_eos: bool = False
-    seed: Int = 0
-    logprobs: Int | None = None
-
-
-class OutputSpec(_Section):
-    """Where rows go."""
-
-    path: LocalPath
-    """The output folder."""
-    if_exists: Literal["resume", "error", "overwrite", "skip"] = "resume"
-    rows_per_part: Annotated[Int, Field(ge=1)] = 10_000
-    """Rows in a part file, the unit of commit."""
-    format: Literal["parquet"] = "parquet"
-    keep_columns: Literal["all", "none"] | tuple[str, ...] = "all"
-    """Input columns carried to the output: all (but id, prompt, messages and sampling), none, or a list of names."""
-    token_ids: bool = False
-    """Also write the output's token ids."""
-
-
-class ErrorsSpec(_Section):
-    """How many rows may fail."""
-
-    max_failed_fraction: Annotated[Float, Field(ge=0, le=1)] = 0.01
-    """Above this share of failed rows the job ends with exit code 2."""
-    abort_after_consecutive: Annotated[Int, Field(ge=1)] = 100
-    """Stop after so many failed rows in a run."""
-
-
-class RunSpec(_Section):
-    """Limits of one run of the job."""
-
-    grace_s: Annotated[Float, Field(ge=0, allow_inf_nan=False)] = 20.0
-    """Seconds to save progress after SIGTERM."""
-    max_runtime_s: Annotated[Float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Save progress and stop after so many seconds."""
-
-
-class EngineSpec(_Section):
-    """Sizes and switches of the engine; auto chooses from the model and the free memory."""
-
-    max_num_seqs: Annotated[Int, Field(ge=1)] | Literal["auto"] = "auto"
-    """Most rows that run at once."""
-    max_num_batched_tokens: Annotated[Int, Field(ge=1)] | Literal["auto"] = "auto"
-    """Token budget of a step, drafts not counted."""
-    gpu_memory_utilization: Annotated[Float, Field(gt=0, le=1)] = 0.9
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$")] = "auto"
-    """auto, cpu, cuda or cuda:N."""
-    deterministic: bool = False
-    """Bit-equal results whatever the batch around a row."""
-
-
-class MetricsSpec(_Section):
-    """Live metrics."""
-
-    prometheus_port: Annotated[Int, Field(ge=0, le=65535)] | None = None
-    """Serve the running job's counters on this port."""
-
-
-class JobSpec(_Section):
+class JobSpec(Section):
     """A whole job.yaml, frozen."""
 
     version: Literal[1] = 1
@@ -202,6 +48,9 @@ class JobSpec(_Section):
     engine: EngineSpec = EngineSpec()
     metrics: MetricsSpec = MetricsSpec()
 
+    _templates: dict[KeyPath, str] = PrivateAttr(default_factory=dict)
+    """Values that came from the environment, as the file has them."""
+
     @model_validator(mode="after")
     def _prompt_fits_columns(self) -> JobSpec:
         chat = self.prompt.chat_template != "none"
@@ -215,21 +64,40 @@ class JobSpec(_Section):
             raise ValueError("prompt.system needs a chat template; remove prompt.chat_template: none")
         return self
 
+    @model_validator(mode="after")
+    def _batch_lines_say_it_all(self) -> JobSpec:
+        if self.input.format == "openai-batch":
+            if self.input.columns != ColumnsSpec(prompt="prompt"):
+                raise ValueError("input.columns does not go with input.format: openai-batch; remove it")
+            for key in ("template", "system"):
+                if getattr(self.prompt, key) is not None:
+                    raise ValueError(f"prompt.{key} does not go with input.format: openai-batch; put it into the lines")
+            if not isinstance(self.output.keep_columns, str):
+                raise ValueError("output.keep_columns does not go with input.format: openai-batch; remove it")
+        elif self.output.format == "openai-batch" and self.input.columns.id is None:
+            raise ValueError("output.format: openai-batch needs input.columns.id, which becomes the custom_id")
+        return self
+
     @classmethod
     def load(cls, path: str | Path, overrides: Sequence[str] = (), now: datetime | None = None) -> JobSpec:
         """Read a job file, apply `--set` overrides, expand `${ENV}` and `{date}`, and check it all.
 
         Relative paths in it are relative to the working directory. Raises ConfigError, one line a problem.
         """
-        file = Path(path)
-        values = read_job_file(file)
+        return cls.parse(read_job_file(Path(path)), str(path), overrides, now)
+
+    @classmethod
+    def parse(cls, text: str, file: str, overrides: Sequence[str] = (), now: datetime | None = None) -> JobSpec:
+        """As load(), for a text that came from `file`."""
+        values = parse_job(text, file)
         set_paths = apply_overrides(values, overrides)
-        values.setdefault("name", file.name.split(".")[0])
-        expand(values, str(file), now or datetime.now())
+        values.setdefault("name", Path(file).name.split(".")[0])
+        templates = expand(values, file, now or datetime.now())
         try:
             spec = cls.model_validate(values)
         except ValidationError as exc:
-            raise ConfigError(describe(exc, cls, str(file), set_paths)) from exc
+            raise ConfigError(describe(exc, cls, file, set_paths, secret=templates)) from exc
+        spec._templates = templates
         spec.chat_template_text()
         return spec
 
@@ -241,21 +109,29 @@ class JobSpec(_Section):
             return Path(self.prompt.chat_template).expanduser().read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as exc:
             reason = (exc.strerror if isinstance(exc, OSError) else None) or str(exc)
+            written = self._templates.get(("prompt", "chat_template"))
+            shown = written or self.prompt.chat_template
             raise ConfigError(
-                f"prompt.chat_template: cannot read {self.prompt.chat_template!r} ({reason}); "
+                f"prompt.chat_template: cannot read {shown!r} ({reason}); "
                 "write default, none or the path of a Jinja file"
-            ) from exc
+            ) from (None if written else exc)
 
     def fingerprint_fields(self) -> dict[str, Any]:
-        """Everything here that can change an output row or where it stands; PromptSource.identity() has the data."""
+        """Everything here that can change an output row or where it stands.
+
+        The model's files and the input's content are not here: their paths alone cannot change a row.
+        """
         parts: dict[str, Any] = {
-            "model": True,
+            "model": {"dtype", "max_model_len", "trust_remote_code"},
             "input": {"columns", "limit"},
             "prompt": True,
             "sampling": True,
             "output": {"rows_per_part", "format", "keep_columns", "token_ids"},
             "engine": {"deterministic"},
         }
+        if self.input.format == "openai-batch":
+            parts["model"].add("served_model_name")
+            parts["input"].add("format")
         fields = self.model_dump(mode="json", include=parts)
         text = self.chat_template_text()
         if text is not None:
@@ -264,9 +140,33 @@ class JobSpec(_Section):
         fields["engine"]["device"] = self.engine.device.partition(":")[0]
         return fields
 
+    @property
+    def secret_keys(self) -> list[str]:
+        """Keys (a.b.c) whose values came from the environment and are never written down."""
+        return [".".join(path) for path in self._templates]
+
+    def hide(self, text: str) -> str:
+        """`text` for people: values from the environment in it are shown as the `${NAME}` that they came from."""
+        return hide(text, self._templates.values())
+
     def resolved_yaml(self) -> str:
-        """The job with every default written out; JobSpec.load gives the same job back."""
-        return yaml.safe_dump(escape(self.model_dump(mode="json")), sort_keys=False, allow_unicode=True, width=1000)
+        """The job with every default written out and relative paths made absolute; `${NAME}` stays as it was written.
+
+        JobSpec.load() gives the same job back, wherever it is called.
+        """
+        values = self.model_dump(mode="json", exclude={"run": {"shard"}})
+        templates = {path: text for path, text in self._templates.items() if path != ("run", "shard")}
+        resolved = escape(values)
+        for section, key in (("input", "path"), ("output", "path"), ("model", "path"), ("prompt", "chat_template")):
+            given = os.path.expanduser(values[section][key])
+            local = os.path.abspath(given)
+            # A model may be a hub id and a chat template a word, so of these only what is there is a path.
+            if "://" not in given and (section in ("input", "output") or os.path.exists(local)):
+                resolved[section][key] = escape(local)
+                if (section, key) in templates and not os.path.isabs(given):
+                    templates[section, key] = os.path.join(escape(os.getcwd()), templates[section, key])
+        put_back(resolved, templates)
+        return yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True, width=1000)
 
 
 def json_schema() -> dict[str, Any]:

@@ -21,9 +21,9 @@ import pyarrow as pa
 
 from .counts import RowCounts
 from .errors import StorageError
-from .folder import storage_errors, sync
 from .parts import ROW_GROUP_ROWS
 from .schema import OutputRow, result_schema
+from .store import storage_errors, sync
 
 _TABLE_BYTES = 16 << 20
 """Result bytes in one table: bounds the memory of a commit where outputs are long."""
@@ -65,21 +65,21 @@ def _valid(value: Any) -> Any:
 
 
 class PartSpill:
-    """The finished rows of one open part, [row_start, row_start + max_rows). Memory: 8 bytes a row.
+    """The finished rows of one open part, [row_start, row_stop). Memory: 8 bytes a row.
 
     Results that an earlier attempt left in `folder` are taken up again, as far as they are whole.
     """
 
-    def __init__(self, folder: Path, sequence: int, max_rows: int, codec: ResultCodec) -> None:
+    def __init__(self, folder: Path, sequence: int, rows: tuple[int, int], codec: ResultCodec) -> None:
         self.sequence = sequence
-        self.row_start = sequence * max_rows
+        self.row_start, self.row_stop = rows
         self.num_expected = 0
         """Leading rows whose id and passthrough columns are known."""
         self.counts = RowCounts()
         self._codec = codec
         self._results = folder / f"part-{sequence:06d}.jsonl"
         self._source = folder / f"part-{sequence:06d}.arrow"
-        self._offsets = np.full(max_rows, -1, dtype=np.int64)
+        self._offsets = np.full(self.row_stop - self.row_start, -1, dtype=np.int64)
         self._num_bytes = 0
         self._dirty = False
         self._take_up()
@@ -89,13 +89,18 @@ class PartSpill:
         """Rows that have a result."""
         return self.counts.num_rows
 
+    @property
+    def is_full(self) -> bool:
+        """Whether every row has been expected and has a result."""
+        return self.num_expected == self.num_done == len(self._offsets)
+
     def is_done(self, row_index: int) -> bool:
         """Whether the row has a result."""
         return bool(self._offsets[row_index - self.row_start] >= 0)
 
-    def missing(self, num_rows: int) -> list[int]:
-        """Of the first `num_rows` rows of the part, those without a result, as global indices."""
-        return (np.flatnonzero(self._offsets[:num_rows] < 0) + self.row_start).tolist()
+    def missing(self) -> list[int]:
+        """Rows without a result, as global indices."""
+        return (np.flatnonzero(self._offsets < 0) + self.row_start).tolist()
 
     def expect(self, source: pa.RecordBatch) -> None:
         """Appends what is known of the next rows."""
@@ -112,6 +117,11 @@ class PartSpill:
         positions = [row.row_index - self.row_start for row in rows]
         if max(positions) >= self.num_expected or min(positions) < 0:
             raise ValueError(f"a row of {min(positions)}..{max(positions)} in part {self.sequence} was never read")
+        self.restore(rows)
+
+    def restore(self, rows: Sequence[OutputRow]) -> None:
+        """As append(), for results that are known before their row is read: those of a part that is done again."""
+        positions = [row.row_index - self.row_start for row in rows]
         if len(set(positions)) < len(positions) or (self._offsets[positions] >= 0).any():
             raise ValueError(f"a row of part {self.sequence} has two results")
         lines = [self._codec.encode(row) for row in rows]
@@ -136,12 +146,21 @@ class PartSpill:
             self._source.unlink(missing_ok=True)
             self._results.unlink(missing_ok=True)  # last, since a resumed job looks for this one
 
-    def tables(self, schema: pa.Schema, num_rows: int) -> Iterator[pa.Table]:
-        """The first `num_rows` rows in input order with the columns of `schema`, in pieces of bounded size.
+    def failed(self) -> Iterator[tuple[int, str, str | None]]:
+        """Row index, error code and message of each failed row, in input order."""
+        if not self.counts.num_failed:
+            return
+        code, message = (self._codec.schema.names.index(name) + 1 for name in ("error_code", "error_message"))
+        with storage_errors(self._results), open(self._results, "rb") as file:
+            for offset in self._offsets[self._offsets >= 0].tolist():
+                file.seek(offset)
+                (values,) = self._codec.decode([file.readline()])
+                if values[code] is not None:
+                    yield values[0], values[code], values[message]
 
-        Every one of them has been expected and has a result.
-        """
-        if num_rows == 0:
+    def tables(self, schema: pa.Schema) -> Iterator[pa.Table]:
+        """All rows in input order with the columns of `schema`, in pieces of bounded size. The spill is_full."""
+        if self.row_start == self.row_stop:
             return
         source = self._read_source()
         with (
@@ -149,10 +168,10 @@ class PartSpill:
             open(self._results, "rb") as file,
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as results,
         ):
-            yield from self._tables(schema, num_rows, source, results)
+            yield from self._tables(schema, source, results)
 
-    def _tables(self, schema: pa.Schema, num_rows: int, source: pa.Table, results: mmap.mmap) -> Iterator[pa.Table]:
-        start = 0
+    def _tables(self, schema: pa.Schema, source: pa.Table, results: mmap.mmap) -> Iterator[pa.Table]:
+        start, num_rows = 0, len(self._offsets)
         while start < num_rows:
             lines: list[bytes] = []
             num_bytes = 0

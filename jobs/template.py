@@ -12,10 +12,27 @@ from .errors import ConfigError
 
 MAX_TEMPLATE_BYTES = 64 * 1024
 MAX_PROMPT_CHARS = 4 * 1024 * 1024
+MAX_EXPONENT = 64
 
 
 class RenderError(Exception):
     """A row that the template cannot be filled with; the text says why."""
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, without operators that make much out of little before anyone can look at the size."""
+
+    intercepted_binops = frozenset({"*", "**", "+"})
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        sizes = [len(value) for value in (left, right) if isinstance(value, (str, bytes, list, tuple))]
+        counts = [value for value in (left, right) if isinstance(value, int)]
+        if operator == "**" and (abs(left) > MAX_PROMPT_CHARS or abs(right) > MAX_EXPONENT):
+            raise RenderError(f"** of numbers above {MAX_PROMPT_CHARS} or with an exponent above {MAX_EXPONENT}")
+        size = sum(sizes) if operator == "+" else sum(sizes) * max(counts, default=1)
+        if operator != "**" and size > MAX_PROMPT_CHARS:
+            raise RenderError(f"{operator} makes something longer than {MAX_PROMPT_CHARS}")
+        return super().call_binop(context, operator, left, right)
 
 
 class PromptTemplate:
@@ -33,9 +50,7 @@ class PromptTemplate:
         size = len(text.encode("utf-8", "surrogatepass"))
         if size > MAX_TEMPLATE_BYTES:
             raise ConfigError(f"prompt.template: {size} bytes; at most {MAX_TEMPLATE_BYTES} are allowed, shorten it")
-        environment = ImmutableSandboxedEnvironment(
-            undefined=StrictUndefined, keep_trailing_newline=True, finalize=_refuse_null
-        )
+        environment = _Sandbox(undefined=StrictUndefined, keep_trailing_newline=True, finalize=_refuse_null)
         # Of Jinja's own functions only these two; the others (lipsum, ...) would be found in place of a column.
         environment.globals = {name: environment.globals[name] for name in ("range", "namespace")}
         try:

@@ -13,7 +13,6 @@ from ..engine.config import EngineConfig
 from ..engine.request import FinishReason, Request
 from ..engine.trace import StepRecord
 from ..jobs.errors import ConfigError
-from ..jobs.input_files import identity
 from ..jobs.prompts import PromptSource
 from ..jobs.spec import JobSpec
 from .bench_report import BenchReport
@@ -148,11 +147,12 @@ def run_bench(
     from ..engine.target import Target
 
     machine = machine_facts()
-    fingerprint = job_fingerprint(spec, identity(spec.input), builder.identity(spec))
+    source = PromptSource(spec)
+    fingerprint = job_fingerprint(spec, source.identity(), builder.identity(spec))
     tokenizer = builder.tokenizer(spec)
-    config = engine_config(spec)
+    config = replace(engine_config(spec), request_timeout_s=None)  # every contender must finish the same rows
     target = Target.load(builder.checkpoint(spec), config)
-    requests, num_skipped = _job_requests(spec, tokenizer, target.max_model_len)
+    requests, num_skipped = _job_requests(spec, source, tokenizer, target.max_model_len)
     bench = Bench(target, config, requests, spec.speculation.method, tokenizer.token_bytes(), progress)
     comparison = bench.compare(contenders, batches, repeats)
     facts = {
@@ -167,16 +167,19 @@ def run_bench(
         "versions": library_versions(),
         "machine": machine,
         "load_average_after": load_average(),
-        "fingerprint": fingerprint,
+        "inputs": [{"path": file["path"], "size": file["size"]} for file in source.identity()],
+        "fingerprint": fingerprint.to_json(),
     }
     return BenchReport(comparison, facts)
 
 
-def _job_requests(spec: JobSpec, tokenizer: TextTokenizer, max_model_len: int) -> tuple[list[Request], int]:
+def _job_requests(
+    spec: JobSpec, source: PromptSource, tokenizer: TextTokenizer, max_model_len: int
+) -> tuple[list[Request], int]:
     """All good rows of the job, and how many bad ones were left out. ConfigError when none is good."""
     text = PromptText(spec, tokenizer)
     builder = RequestBuilder(tokenizer, text, job_sampling(spec), spec.prompt.overflow, max_model_len)
-    batches = [builder.build(batch) for batch in PromptSource(spec).batches()]
+    batches = [builder.build(batch) for batch in source.batches()]
     requests = [request for batch in batches for request in batch.requests]
     errors = [error for batch in batches for error in batch.errors]
     if not requests:

@@ -118,5 +118,6 @@ def engine_config(spec: JobSpec) -> EngineConfig:
         device=engine.device,
         gpu_memory_utilization=engine.gpu_memory_utilization,
         deterministic=engine.deterministic,
+        request_timeout_s=spec.run.timeout_s,
         trust_remote_code=spec.model.trust_remote_code,
     )

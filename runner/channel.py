@@ -22,6 +22,11 @@ class Channel(Generic[T]):
         self._changed = threading.Condition()
         self._closed = False
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing more may be put."""
+        return self._closed
+
     def put(self, item: T) -> None:
         """Add an item, waiting for room. Raises Closed once the channel is closed or cancelled."""
         with self._changed:

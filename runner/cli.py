@@ -20,10 +20,10 @@ from .. import __version__
 from .exit_codes import INTERNAL, TOO_MANY_FAILED, TRY_AGAIN, USAGE, exit_code_of
 
 if TYPE_CHECKING:
+    from ..jobs.spec import JobSpec
     from .bench_report import BenchReport
     from .build import Builder
     from .run import JobResult
-    from .validate import Validation
 
 BAD_INPUT = 65
 INTERRUPTED = 130
@@ -37,24 +37,31 @@ class Session:
     """Builds tokenizer and engine; None: the real ones."""
     is_json: bool = False
     """Stdout still owes one JSON object, which it gets whatever happens."""
+    exit_code: int = 0
+    """Of the work that is done, also where nobody reads what it printed."""
+    spec: JobSpec | None = None
+    """The job at work, whose secrets are not to be shown."""
+
+    def hide(self, text: str) -> str:
+        """`text` for people."""
+        return text if self.spec is None else self.spec.hide(text)
 
 
 job_file = click.argument("job_file", metavar="JOB.YAML", type=click.Path(path_type=Path))
 overrides = click.option("--set", "overrides", multiple=True, metavar="A.B=C", help="Override a key; may be repeated.")
 
 
-def _remember_json(context: click.Context, option: click.Parameter, is_json: bool) -> bool:
-    """Before anything else is looked at, so that a wrong option is told in JSON too."""
-    context.obj.is_json = is_json
-    return is_json
+shard = click.option("--shard", metavar="I/N", help="Only the I-th (from 0) of N contiguous ranges of rows.")
+
+
+def _with_shard(overrides: Sequence[str], shard: str | None) -> list[str]:
+    return [*overrides, *([f"run.shard={json.dumps(shard)}"] if shard is not None else [])]  # as text, "" too
 
 
 as_json = click.option(
     "--json",
     "is_json",
     is_flag=True,
-    is_eager=True,
-    callback=_remember_json,
     help="Print one JSON object on stdout.",
 )
 
@@ -67,21 +74,79 @@ def cli() -> None:
 
 @cli.command()
 @job_file
+@shard
 @overrides
 @as_json
 @click.pass_obj
-def submit(session: Session, job_file: Path, overrides: Sequence[str], is_json: bool) -> int:
+def submit(session: Session, job_file: Path, shard: str | None, overrides: Sequence[str], is_json: bool) -> int:
     """Run a job, or what is left of it."""
     from ..jobs.spec import JobSpec
     from .build import ModelBuilder
     from .progress import show_progress
     from .run import run_job
 
-    spec = JobSpec.load(job_file, overrides)
-    builder = session.builder or ModelBuilder(job_file.parent)
-    result = run_job(spec, builder=builder, progress=lambda status: show_progress(status, sys.stderr))
-    _print_result(result, is_json, spec.errors.abort_after_consecutive)
+    spec = session.spec = JobSpec.load(job_file, _with_shard(overrides, shard))
+    result = run_job(
+        spec,
+        builder=session.builder or ModelBuilder(job_file.parent),
+        progress=lambda status: show_progress(status, sys.stderr),
+        warn=_complain,
+    )
+    session.exit_code = result.exit_code
+    _print_result(result, is_json, "the job was done before; nothing was run")
     return result.exit_code
+
+
+@cli.command()
+@click.argument("out", metavar="OUT")
+@click.option("--code", "codes", multiple=True, metavar="CODE", help="Only rows with this error_code; may be repeated.")
+@shard
+@overrides
+@as_json
+@click.pass_obj
+def retry(
+    session: Session, out: str, codes: Sequence[str], shard: str | None, overrides: Sequence[str], is_json: bool
+) -> int:
+    """Run the failed rows of a finished job again; OUT is its output.path. All other rows stay as they are."""
+    from .build import ModelBuilder
+    from .progress import show_progress
+    from .retry import retry_job, stored_job
+
+    spec = session.spec = stored_job(out, _with_shard(overrides, shard))
+    result = retry_job(
+        spec,
+        codes,
+        builder=session.builder or ModelBuilder(Path.cwd()),
+        progress=lambda status: show_progress(status, sys.stderr),
+        warn=_complain,
+    )
+    session.exit_code = result.exit_code
+    _print_result(result, is_json, "no such rows have failed; nothing was run")
+    return result.exit_code
+
+
+@cli.command()
+@click.argument("out", metavar="OUT")
+@as_json
+@click.pass_obj
+def finalize(session: Session, out: str, is_json: bool) -> int:
+    """Declare a sharded job done once all its shards are; OUT is its output.path. The last shard does it by itself."""
+    from ..jobs.folder import OutputFolder
+    from .build import ModelBuilder
+    from .finalize import finalize_job
+    from .pipeline import Ending
+    from .retry import stored_job
+    from .run import JobResult
+
+    def token_bytes() -> Sequence[bytes]:
+        spec = session.spec = stored_job(out)
+        return (session.builder or ModelBuilder()).tokenizer(spec).token_bytes()
+
+    with OutputFolder(out).finalizing() as folder:
+        verdict = finalize_job(folder, token_bytes)
+    session.exit_code = verdict.exit_code
+    _print_result(JobResult(verdict.exit_code, Ending.DONE, verdict.report), is_json)
+    return verdict.exit_code
 
 
 @cli.command()
@@ -95,12 +160,12 @@ def validate(session: Session, job_file: Path, overrides: Sequence[str], is_json
     from .build import ModelBuilder
     from .validate import validate_job
 
-    spec = JobSpec.load(job_file, overrides)
+    spec = session.spec = JobSpec.load(job_file, overrides)
     validation = validate_job(spec, session.builder or ModelBuilder(job_file.parent))
     if is_json:
         _print_json(validation.to_json())
     else:
-        _print_validation(validation)
+        click.echo(validation.text())
     if not validation.is_ok:
         allowed = f"errors.max_failed_fraction allows {validation.max_failed_fraction:.2%}"
         _complain(f"{validation.num_failed:,} of {validation.num_rows:,} rows would fail; {allowed}")
@@ -108,9 +173,9 @@ def validate(session: Session, job_file: Path, overrides: Sequence[str], is_json
 
 
 @cli.command()
-@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@click.argument("out", metavar="OUT")
 @as_json
-def report(out: Path, is_json: bool) -> int:
+def report(out: str, is_json: bool) -> int:
     """Show what a job did: OUT is its output.path."""
     from .report import full_lines, load_report, print_lines
 
@@ -163,7 +228,7 @@ def bench(
 
     limits = {"input.limit": rows, "sampling.max_tokens": max_tokens}
     set_limits = [f"{key}={value}" for key, value in limits.items() if value is not None]
-    spec = JobSpec.load(job_file, [*overrides, *set_limits])
+    spec = session.spec = JobSpec.load(job_file, [*overrides, *set_limits])
     contenders = parse_contenders(policies, spec, job_file.parent)
     sizes = parse_batches(batches)
     report = run_bench(spec, contenders, sizes, repeats, ModelBuilder(job_file.parent), _complain)
@@ -187,7 +252,7 @@ def schema() -> int:
     return 0
 
 
-def _print_result(result: JobResult, is_json: bool, abort_after: int) -> None:
+def _print_result(result: JobResult, is_json: bool, was_done: str = "") -> None:
     from .report import print_lines, summary_lines
 
     report = result.report
@@ -196,29 +261,18 @@ def _print_result(result: JobResult, is_json: bool, abort_after: int) -> None:
     elif report:
         print_lines(summary_lines(report), sys.stdout)
     if result.was_done:
-        click.echo("specrun: the job was done before; nothing was run", err=True)
+        click.echo(f"specrun: {was_done}", err=True)
+    elif result.waits_for is not None:
+        _complain(f"this shard is done; the last one finalizes the job ({result.waits_for})")
     elif result.exit_code == TRY_AGAIN:
         rows = f"{report['num_rows']:,} rows are done; " if report else ""
         _complain(f"stopped early: {result.stop_reason}; {rows}run the same command again to go on")
     elif result.exit_code == TOO_MANY_FAILED:
         failed = f"{report['num_failed']:,} of {report['num_rows']:,} rows failed"
-        why = f"stopped after {abort_after} in a row" if result.state == "aborted" else "more than the job allows"
-        _complain(f"{failed}, {why}; error_code and error_message in {report['files']['data']} say why")
-
-
-def _print_validation(validation: Validation) -> None:
-    tokens = validation.prompt_tokens
-    click.echo(validation.resolved.rstrip())
-    click.echo("\nfirst prompt, as the model sees it:\n" + (validation.first_prompt or "(no row has one)") + "\n")
-    click.echo(f"files           {', '.join(validation.files)}")
-    click.echo(f"rows            {validation.num_rows:,}")
-    click.echo(f"prompt tokens   p50 {tokens['p50']:,}, p95 {tokens['p95']:,}, max {tokens['max']:,}")
-    click.echo(f"max_model_len   {validation.max_model_len or 'unknown'}")
-    click.echo(f"tokens in all   {validation.num_prompt_tokens:,} in, at most {validation.max_output_tokens:,} out")
-    click.echo(f"duplicate ids   {validation.num_duplicate_ids:,}")
-    click.echo(f"bad rows        {validation.num_failed:,}")
-    for code, count in sorted(validation.error_codes.items()):
-        click.echo(f"  {code:<20}{count:>8,}   {validation.first_errors[code]}")
+        why = "too many in a row (errors.abort_after_consecutive)"
+        if result.state == "done":
+            why = "more than errors.max_failed_fraction allows"
+        _complain(f"{failed}, {why}; {report['files'].get('errors', 'the report')} says why each did")
 
 
 def _print_bench(report: BenchReport, session: Session) -> None:
@@ -245,10 +299,20 @@ def _complain(text: str) -> None:
 
 def run_command(args: Sequence[str] | None = None, builder: Builder | None = None) -> int:
     """Run the command and return its exit code; `builder` replaces the real model."""
-    session = Session(builder)
+    given = list(sys.argv[1:] if args is None else args)
+    # Asked here and not of click, which may fail before it comes to this option.
+    session = Session(builder, is_json="--json" in given)
     try:
-        result = cli.main(args, prog_name="specrun", standalone_mode=False, obj=session)
+        # Not cli.main(), which ends the process with 1 where a pipe is broken.
+        with cli.make_context("specrun", given, obj=session) as context:
+            result = cli.invoke(context)
+        sys.stdout.flush()
         return result if isinstance(result, int) else 0
+    except click.exceptions.Exit as exc:  # of --help and --version
+        return exc.exit_code
+    except BrokenPipeError:  # whoever read the output, as `head` does, has enough
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  the interpreter flushes it at exit
+        return session.exit_code
     except click.ClickException as exc:
         if session.is_json:
             _print_failure(USAGE, exc.format_message())
@@ -264,12 +328,12 @@ def run_command(args: Sequence[str] | None = None, builder: Builder | None = Non
 
 def _end_with(error: Exception, session: Session) -> int:
     code = exit_code_of(error)
-    text = str(error)
+    text = session.hide(str(error))
     if code == INTERNAL:
         where = "the traceback is above" if _is_debug() else "set SPECRUN_DEBUG=1 for the traceback"
         text = f"internal error: {type(error).__name__}: {' '.join(text.split())}; {where}"
     if _is_debug():
-        traceback.print_exception(error)
+        click.echo(session.hide("".join(traceback.format_exception(error))), err=True, nl=False)
     if session.is_json:
         _print_failure(code, text)
     _complain(text)
@@ -282,4 +346,11 @@ def _is_debug() -> bool:
 
 def main() -> None:
     """The console script."""
-    sys.exit(run_command())
+    code = run_command()
+    filesystem = sys.modules.get(f"{__package__.rpartition('.')[0]}.jobs.filesystem")  # costs too much to import here
+    if filesystem is not None and filesystem.used_object_store():
+        # An object store's threads may hold up the interpreter's end for longer than anyone waits.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..engine.checkpoint import Checkpoint
+from ..jobs.fingerprint import Fingerprint
 from ..jobs.spec import JobSpec
 
 LARGE_BYTES = 64 << 20
@@ -19,17 +20,15 @@ SAMPLE_BYTES = 1 << 14
 """and samples spread evenly to the end, since a tuned model may differ in some layers only."""
 
 
-def job_fingerprint(spec: JobSpec, inputs: Sequence[Mapping[str, Any]], model: Mapping[str, Any]) -> dict[str, Any]:
-    """The job's own keys, the input files and the model's. JSON values.
+def job_fingerprint(spec: JobSpec, inputs: Sequence[Mapping[str, Any]], model: Mapping[str, Any]) -> Fingerprint:
+    """Of the job's own keys, the input's content (PromptSource.identity()) and the model's files.
 
-    A JSONL file's hash covers all of it, so its time does not matter; a Parquet file's covers the footer only.
+    Paths are not part of it: the same rows are the same rows wherever they lie.
     """
-    files = [{k: v for k, v in f.items() if k != "mtime_ns" or _is_parquet(f)} for f in inputs]
-    return {**spec.fingerprint_fields(), "files": files, "weights": dict(model)}
-
-
-def _is_parquet(file: Mapping[str, Any]) -> bool:
-    return not str(file["path"]).endswith((".jsonl", ".jsonl.gz", ".jsonl.zst"))
+    files = [{key: file[key] for key in ("size", "hash")} for file in inputs]
+    labels = {f"files[{i}].": f"input file {file['path']} " for i, file in enumerate(inputs)}
+    values = {**spec.fingerprint_fields(), "files": files, "weights": dict(model)}
+    return Fingerprint(values, spec.secret_keys, labels)
 
 
 def checkpoint_identity(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..engine.request import FinishReason, Request, RequestOutput
+from ..jobs.row_errors import ENGINE_ERROR, TIMEOUT
 from ..jobs.schema import OutputRow
 from .tokenizer import TextTokenizer
 
 RowKey = tuple[str | None, tuple[str, ...]]
 """What an output needs to know of its row: the id and the stop strings."""
 
-REASONS = {reason: reason.value for reason in FinishReason}
+FAILED = {FinishReason.ERROR: ENGINE_ERROR, FinishReason.TIMEOUT: TIMEOUT}
+"""Reasons that fail a row, and its error_code."""
+MENDS = {ENGINE_ERROR: "", TIMEOUT: "; raise run.timeout_s or lower max_tokens"}
+REASONS = {reason: "error" if reason in FAILED else reason.value for reason in FinishReason}
 
 
 class OutputText:
@@ -39,21 +43,34 @@ class OutputText:
 
     def _row(self, output: RequestOutput, text: str) -> OutputRow:
         row_id, stops = self._under_way.pop(output.request_id)
-        failed = output.finish_reason is FinishReason.ERROR
+        code = FAILED.get(output.finish_reason)
+        if code is not None:
+            return self._failed_row(output, row_id, code)
         if output.stop_reason is not None and output.stop_reason in stops:
             text = self._cut(text, output.stop_reason, output.token_ids)
         return OutputRow(
             output.request_id,
             row_id,
-            None if failed else text,
+            text,
             REASONS[output.finish_reason],
             output.stop_reason,
             output.num_prompt_tokens,
             len(output.token_ids),
             output.token_ids if self._token_ids else None,
             output.logprobs,
-            "engine_error" if failed else None,
-            " ".join((output.error or "the engine gave no reason").split()) if failed else None,
+        )
+
+    def _failed_row(self, output: RequestOutput, row_id: str | None, code: str) -> OutputRow:
+        """Without the text: what a row has when its time is over depends on the machine."""
+        reason = " ".join((output.error or "the engine gave no reason").split())
+        return OutputRow(
+            output.request_id,
+            row_id,
+            finish_reason=REASONS[output.finish_reason],
+            prompt_tokens=output.num_prompt_tokens,
+            output_tokens=len(output.token_ids),
+            error_code=code,
+            error_message=reason + MENDS[code],
         )
 
     def _cut(self, text: str, stop: str, token_ids: Sequence[int]) -> str:

@@ -7,17 +7,19 @@ at once where the writer fails, after what was read has run where the reader doe
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from time import monotonic
 from typing import Protocol
 
-from ..engine.request import FinishReason, Request, RequestOutput
+from ..engine.request import Request, RequestOutput
 from ..engine.trace import EngineStats, StepRecord
 from ..jobs.outputs import OutputWriter
 from ..jobs.prompts import PromptBatch
 from .channel import Channel, Closed
-from .outputs import OutputText
+from .ordering import RequestWindow
+from .outputs import FAILED, OutputText
 from .requests import RequestBatch, RequestBuilder
 from .stop import GraceOver, StopRequest
 
@@ -27,6 +29,8 @@ OUTPUT_ROWS = 512
 """Outputs go to the writer in lists of this many, or"""
 OUTPUT_INTERVAL_S = 0.5
 """what has come since then."""
+MAX_FAILURE_RUNS = 1 << 16
+"""Ends of runs of failed rows that are kept in mind; the oldest are forgotten first."""
 POLL_S = 0.002
 """How long the engine may wait for the reader in a step."""
 
@@ -58,16 +62,25 @@ class _Aborted(Exception):
 
 
 class FailureRun:
-    """Counts failed rows that follow one another."""
+    """Looks for failed rows that follow one another in the input, in whatever order and thread they are told.
+
+    Running order would not do: rows that fail for the same reason, such as their length, run side by side.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._length = 0
+        self._length: OrderedDict[int, int] = OrderedDict()  # first and last row of each run of failures -> rows in it
+        self._mutex = threading.Lock()
 
-    def add(self, failed: bool) -> None:
-        """One more row; raises _Aborted when the run of failures is as long as the limit."""
-        self._length = self._length + 1 if failed else 0
-        if self._length >= self._limit:
+    def add(self, row_index: int) -> None:
+        """One more failed row; raises _Aborted when it makes a run as long as the limit."""
+        with self._mutex:
+            before, after = self._length.pop(row_index - 1, 0), self._length.pop(row_index + 1, 0)
+            length = before + 1 + after
+            self._length[row_index - before] = self._length[row_index + after] = length
+            while len(self._length) > MAX_FAILURE_RUNS:
+                self._length.popitem(last=False)
+        if length >= self._limit:
             raise _Aborted
 
 
@@ -83,14 +96,17 @@ class Pipeline:
         stop: StopRequest,
         abort_after: int,
         on_step: Callable[[StepRecord], None],
+        order: str = "input",
     ) -> None:
+        """order: `run.order` of the job, auto or input."""
         self._builder = builder
         self._engine = engine
         self._text = text
         self._writer = writer
         self._stop = stop
-        self._abort_after = abort_after
+        self._failures = FailureRun(abort_after)
         self._on_step = on_step
+        self._window = RequestWindow() if order == "auto" else None
         self._requests: Channel[Sequence[Request]] = Channel(READ_AHEAD_BATCHES)
         self._unwritten: Channel[RequestBatch | list[RequestOutput]] = Channel(UNWRITTEN_ITEMS)
         self._errors: list[BaseException] = []
@@ -131,14 +147,14 @@ class Pipeline:
 
     def _drive(self) -> None:
         """The engine's side, in the caller's thread."""
-        failures = FailureRun(self._abort_after)
         outputs: list[RequestOutput] = []
         flushed = monotonic()
         self._engine.on_step = self._after_step
         try:
             for output in self._engine.run(self._admit()):
                 outputs.append(output)
-                failures.add(output.finish_reason is FinishReason.ERROR)
+                if output.finish_reason in FAILED:
+                    self._failures.add(output.request_id)
                 if len(outputs) >= OUTPUT_ROWS or monotonic() - flushed > OUTPUT_INTERVAL_S:
                     self._unwritten.put(outputs)
                     outputs, flushed = [], monotonic()
@@ -171,28 +187,32 @@ class Pipeline:
     def _after_step(self, record: StepRecord) -> None:
         if not self._is_writing:
             raise Closed
-        self._stop.check()
         self._on_step(record)
+        self._stop.check()
 
     def _read(self, batches: Iterable[PromptBatch]) -> None:
-        failures = FailureRun(self._abort_after)
         try:
             for batch in batches:
+                if self._requests.is_closed:
+                    return
                 prepared = self._builder.build(batch)
                 self._text.expect(prepared.requests, prepared.ids, prepared.start)
                 self._unwritten.put(prepared)
-                self._requests.put(prepared.requests)
-                failed = {row.row_index for row in prepared.errors}
-                if failed:
-                    for row in batch.rows:
-                        failures.add(row.row_index in failed)
-                elif batch.rows:
-                    failures.add(False)
+                self._hand_on([prepared.requests] if self._window is None else self._window.add(prepared.requests))
+                for row in prepared.errors:
+                    self._failures.add(row.row_index)
             self._all_read = True
         except _Aborted:
             self._aborted = True
         finally:
-            self._requests.close()
+            try:  # whatever ended the reading, what was read is run
+                self._hand_on([] if self._window is None else self._window.flush())
+            finally:
+                self._requests.close()
+
+    def _hand_on(self, lists: Iterable[Sequence[Request]]) -> None:
+        for requests in lists:
+            self._requests.put(requests)
 
     def _write(self) -> None:
         try:

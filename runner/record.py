@@ -5,13 +5,13 @@ from __future__ import annotations
 import resource
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from ..engine.trace import EngineStats
 from ..jobs.counts import RowCounts
-from ..jobs.folder import OutputFolder
+from ..jobs.folder import PROMETHEUS, REPORT, ShardFolder, WorkFolder
 from ..jobs.metrics import JobMetrics, read_report, write_job_metrics, write_report
 from ..jobs.spec import JobSpec
 from .machine import library_versions
@@ -21,12 +21,13 @@ from .telemetry import prometheus_text
 
 
 class JobRecord:
-    """Gathers the metrics of one attempt and writes the job's, earlier attempts included."""
+    """Gathers the metrics of one attempt at a shard and writes the shard's, earlier attempts included."""
 
-    def __init__(self, spec: JobSpec, folder: OutputFolder, clock: Callable[[], float]) -> None:
+    def __init__(self, spec: JobSpec, folder: ShardFolder, clock: Callable[[], float], began: float) -> None:
+        """began: when the command began, by the clock."""
         self._folder = folder
         self._clock = clock
-        self._began = clock()
+        self._began = began
         self._stats = EngineStats()
         self._previous: dict[str, Any] | None = None
         self._metrics = JobMetrics(
@@ -42,7 +43,7 @@ class JobRecord:
     def begin(self, attempt: int) -> None:
         """The output is ours: take up what earlier attempts reported."""
         self._metrics.attempt = attempt
-        self._previous = read_report(self._folder) if attempt > 1 else None
+        self._previous = read_report(self._folder.store, self._folder.report) if attempt > 1 else None
 
     def engine_ready(self, engine: JobEngine, load_s: float) -> None:
         """The engine is loaded, and from now on counts."""
@@ -51,19 +52,25 @@ class JobRecord:
         self._metrics.dtype = engine.dtype_name
         self._metrics.load_s = load_s
 
-    def write(self, state: str, exit_code: int, rows: RowCounts) -> None:
-        """Write all of it. StorageError when that fails."""
-        metrics = self._metrics
-        metrics.state, metrics.exit_code, metrics.rows = state, exit_code, rows
-        metrics.finished_at = datetime.now(UTC)
+    def write(self, state: str, exit_code: int | None, rows: RowCounts) -> JobMetrics:
+        """Write the shard's report, now and then while it runs so that a kill costs little. StorageError."""
+        metrics = replace(self._metrics, state=state, exit_code=exit_code, rows=rows, finished_at=datetime.now(UTC))
         metrics.total_s = self._clock() - self._began
         metrics.peak_rss_bytes = _peak_rss_bytes()
         metrics.add_stats(asdict(self._stats))
-        self._stats = EngineStats()
         totals = metrics.merge(self._previous)
-        write_job_metrics(self._folder, totals)
-        self._folder.write(self._folder.prometheus, prometheus_text(_final_status(totals)))
-        write_report(self._folder, totals)
+        write_report(self._folder, self._folder.report, totals, self._folder.errors)
+        return totals
+
+
+def publish(folder: WorkFolder, totals: JobMetrics, results: str | None = None) -> dict[str, Any]:
+    """Write the job's own job.parquet, metrics.prom and report.json; gives the report. StorageError when that fails.
+
+    results: name of the file with the results, where there is one beside data/.
+    """
+    write_job_metrics(folder, totals)
+    folder.write(PROMETHEUS, prometheus_text(_final_status(totals)))
+    return write_report(folder, REPORT, totals, results=results)
 
 
 def _final_status(totals: JobMetrics) -> JobStatus:

@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import fields
 from typing import Any, TextIO
 
+from ..jobs.counts import RowCounts
 from ..jobs.errors import InputMissing
 from ..jobs.folder import OutputFolder
-from ..jobs.metrics import read_report
+from ..jobs.index import JobIndex
+from ..jobs.metrics import JobMetrics, read_report
+from ..jobs.shard import Shard
 from .progress import duration
 
 Line = tuple[str, str]
 
 
-def load_report(path: Path) -> dict[str, Any]:
-    """report.json of an output folder; InputMissing where there is none."""
-    folder = OutputFolder(path)
-    report = read_report(folder)
-    if report is None and folder.manifest.exists():
-        raise InputMissing(f"{path} has no report yet: its job still runs, or was killed; submit it again to go on")
-    if report is None:
-        raise InputMissing(f"{path} has no report.json; give the output.path of a job that has run")
-    return report
+def load_report(location: str) -> dict[str, Any]:
+    """report.json of an output folder; while shards are still to come, the sum of what they have reported.
+
+    InputMissing where there is nothing of the kind.
+    """
+    output = OutputFolder(location)
+    if (report := read_report(output.store)) is not None:
+        return report
+    index = JobIndex.read(output)
+    if index is None:
+        raise InputMissing(f"{location} has no report.json; give the output.path of a job that has run")
+    shards = [output.shard(Shard(i, index.num_shards)) for i in range(index.num_shards)]
+    reports = [report for shard in shards if (report := read_report(output.store, shard.report)) is not None]
+    if not reports:
+        raise InputMissing(f"{location} has no report yet: its job still runs, or was killed; submit it again to go on")
+    rows = RowCounts()
+    for report in reports:
+        rows.update(RowCounts(**{field.name: report[field.name] for field in fields(RowCounts)}))
+    totals = JobMetrics.of_shards(reports, rows)
+    totals.state = f"{sum(report['state'] == 'done' for report in reports)} of {index.num_shards} shards done"
+    return {**totals.to_row(), "files": {name: path for report in reports for name, path in report["files"].items()}}
 
 
 def summary_lines(report: Mapping[str, Any]) -> list[Line]:
@@ -45,7 +60,7 @@ def full_lines(report: Mapping[str, Any]) -> list[Line]:
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     return [
         ("job", report["job"]),
-        ("state", f"{report['state']} (exit code {report['exit_code']}, attempt {report['attempt']})"),
+        ("state", _state(report)),
         ("model", f"{report['model']} on {report['device'] or '-'} in {report['dtype'] or '-'}"),
         ("speculation", f"{report['method']}, policy {report['policy']}"),
         *summary_lines(report),
@@ -70,6 +85,12 @@ def print_lines(lines: list[Line], stream: TextIO) -> None:
     console = Console(file=stream)
     for name, value in lines:
         console.print(Text.assemble((f"{name:<{width}}", "bold"), value), soft_wrap=True)
+
+
+def _state(report: Mapping[str, Any]) -> str:
+    code = "" if report["exit_code"] is None else f"exit code {report['exit_code']}, "
+    shards = f", {report['shards']} shards" if report["shards"] > 1 else ""
+    return f"{report['state']} ({code}attempt {report['attempt']}{shards})"
 
 
 def _failed(report: Mapping[str, Any]) -> str:

@@ -9,18 +9,19 @@ import pyarrow as pa
 
 from ..engine.request import InvalidParameter, Request, SamplingParams
 from ..jobs.prompts import PromptBatch, PromptRow
+from ..jobs.row_errors import (
+    EMPTY_PROMPT,
+    ENCODING_ERROR,
+    INVALID_PARAMS,
+    PROMPT_TOO_LONG,
+    TEMPLATE_ERROR,
+    UNSUPPORTED_PARAMETER,
+    RowFailure,
+)
 from ..jobs.schema import OutputRow
 from .conversation import PromptText
-from .sampling import RowSampling
+from .sampling import RowSampling, UnsupportedParameter
 from .tokenizer import TextTokenizer
-
-
-class RowError(Exception):
-    """A row cannot become a request; `code` is its error_code, the text its error_message."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 @dataclass(slots=True)
@@ -70,49 +71,60 @@ class RequestBuilder:
             try:
                 texts.append(self._text.render(row))
                 rows.append(row)
+            except RowFailure as exc:
+                result.errors.append(error_row(row, exc.code, str(exc)))
             except Exception as exc:  # a template is the user's code and raises what it likes
-                result.errors.append(error_row(row, "template_error", f"{type(exc).__name__}: {exc}"))
-        for row, ids in zip(rows, self._encode(texts), strict=True):
+                result.errors.append(error_row(row, TEMPLATE_ERROR, f"{type(exc).__name__}: {exc}"))
+        for row, ids in zip(rows, self._encode(rows, texts), strict=True):
             try:
                 result.requests.append(self._request(row, ids))
-            except RowError as exc:
+            except RowFailure as exc:
                 result.errors.append(error_row(row, exc.code, str(exc), len(ids or ())))
         return result
 
-    def _encode(self, texts: list[str]) -> list[list[int] | None]:
+    def _encode(self, rows: list[PromptRow], texts: list[str]) -> list[list[int] | None]:
         """Token ids of each text; None for one that cannot be encoded."""
-        special = self._text.add_special_tokens
+        is_chat = [self._text.is_chat(row) for row in rows]
+        if len(set(is_chat)) < 2:
+            return self._encode_alike(texts, not any(is_chat))
+        chats = iter(self._encode_alike([text for text, chat in zip(texts, is_chat, strict=True) if chat], False))
+        others = iter(self._encode_alike([text for text, chat in zip(texts, is_chat, strict=True) if not chat], True))
+        return [next(chats if chat else others) for chat in is_chat]
+
+    def _encode_alike(self, texts: list[str], add_special_tokens: bool) -> list[list[int] | None]:
         try:
-            return list(self._tokenizer.encode_batch(texts, special))
+            return list(self._tokenizer.encode_batch(texts, add_special_tokens))
         except Exception:  # one bad text fails the whole batch, so look for it one by one
-            rows: list[list[int] | None] = []
+            found: list[list[int] | None] = []
             for text in texts:
                 try:
-                    rows += self._tokenizer.encode_batch([text], special)
+                    found += self._tokenizer.encode_batch([text], add_special_tokens)
                 except Exception:
-                    rows.append(None)
-            return rows
+                    found.append(None)
+            return found
 
     def _request(self, row: PromptRow, ids: list[int] | None) -> Request:
         if ids is None:
-            raise RowError("encoding_error", "the prompt is not valid Unicode text")
+            raise RowFailure(ENCODING_ERROR, "the prompt is not valid Unicode text")
         if not ids:
-            raise RowError("empty_prompt", "the prompt has no tokens")
+            raise RowFailure(EMPTY_PROMPT, "the prompt has no tokens")
         try:
             params = self._sampling.params(row.row_index, row.id, row.params)
+        except UnsupportedParameter as exc:
+            raise RowFailure(UNSUPPORTED_PARAMETER, str(exc)) from exc
         except (InvalidParameter, OverflowError) as exc:  # OverflowError: a whole number that no float holds
-            raise RowError("invalid_params", str(exc)) from exc
+            raise RowFailure(INVALID_PARAMS, str(exc)) from exc
         if len(ids) + params.max_tokens > self._max_model_len:
             ids, params = self._fit(ids, params)
         return Request(row.row_index, ids, params)
 
     def _fit(self, ids: list[int], params: SamplingParams) -> tuple[list[int], SamplingParams]:
-        """Make prompt and output fit max_model_len as prompt.overflow says; RowError when they cannot."""
+        """Make prompt and output fit max_model_len as prompt.overflow says; RowFailure when they cannot."""
         limit, overflow = self._max_model_len, self._overflow
         if overflow == "error" or (overflow == "clamp" and len(ids) >= limit):
             room = f"with max_tokens {params.max_tokens} " if overflow == "error" else ""
-            raise RowError(
-                "prompt_too_long",
+            raise RowFailure(
+                PROMPT_TOO_LONG,
                 f"the prompt has {len(ids)} tokens, {room}more than the model's {limit}; "
                 "shorten it, lower sampling.max_tokens or set prompt.overflow",
             )
@@ -121,8 +133,8 @@ class RequestBuilder:
             return ids, replace(params, max_tokens=max_tokens, min_tokens=min(params.min_tokens, max_tokens))
         keep = limit - params.max_tokens
         if keep < 1:
-            raise RowError(
-                "prompt_too_long",
+            raise RowFailure(
+                PROMPT_TOO_LONG,
                 f"max_tokens {params.max_tokens} leaves no room for a prompt in the model's {limit} tokens; "
                 "lower sampling.max_tokens or set prompt.overflow: clamp",
             )

@@ -2,37 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from ..engine.request import InvalidParameter
-from ..jobs.errors import ConfigError, JobError
-from ..jobs.folder import OutputFolder
-from ..jobs.input_files import identity
-from ..jobs.ledger import Ledger
+from ..engine.trace import StepRecord
+from ..jobs.errors import ConfigError, JobError, StorageError, TemporaryError
+from ..jobs.finished import error_line
+from ..jobs.folder import RESOLVED, OutputFolder
+from ..jobs.index import JobIndex
+from ..jobs.ledger import Ledger, Terms
 from ..jobs.metrics import StepWriter, read_report
 from ..jobs.outputs import OutputWriter
 from ..jobs.prompts import PromptSource
+from ..jobs.shard import Shard
 from ..jobs.spec import JobSpec
 from .build import Builder, ModelBuilder
 from .conversation import PromptText
 from .exit_codes import DONE, TOO_MANY_FAILED, TRY_AGAIN, exit_code_of
+from .finalize import finalize_job
 from .fingerprint import job_fingerprint
 from .outputs import OutputText
 from .pipeline import Ending, Pipeline
-from .record import JobRecord
+from .record import JobRecord, publish
 from .requests import RequestBuilder
 from .sampling import RowSampling
 from .status import JobStatus
 from .stop import Interrupted, StopRequest
 from .telemetry import serve
 
-EXIT_CODES = {Ending.DONE: DONE, Ending.ABORTED: TOO_MANY_FAILED, Ending.PREEMPTED: TRY_AGAIN}
+EXIT_CODES = {Ending.ABORTED: TOO_MANY_FAILED, Ending.PREEMPTED: TRY_AGAIN}
 
 Progress = Callable[[JobStatus], AbstractContextManager[None]]
 
@@ -46,9 +50,11 @@ class JobResult:
     state: str
     """done, aborted or preempted."""
     report: dict[str, Any]
-    """As report.json; empty when the run was stopped before it began."""
+    """As report.json, or that of the shard while others are not done; empty when it was stopped before it began."""
     was_done: bool = False
     """The job was finished before, and nothing was run."""
+    waits_for: str | None = None
+    """What the job still needs after this shard is done."""
     stop_reason: str | None = None
     """Why it was stopped early."""
 
@@ -58,17 +64,21 @@ def run_job(
     *,
     builder: Builder | None = None,
     progress: Progress | None = None,
+    warn: Callable[[str], None] = lambda text: None,
     clock: Callable[[], float] = monotonic,
+    retry_codes: Collection[str] | None = None,
 ) -> JobResult:
-    """Run a job to its end, or as far as a signal or run.max_runtime_s lets it.
+    """Run a job, or the shard of it that run.shard or the environment names, to its end, or as far as a signal or
+    run.max_runtime_s lets it.
 
+    retry_codes: of a finished job, run the failed rows with these error codes again; empty: all failed rows.
     Raises JobError, ModelError or EngineError, whose text is one line a problem; anything else is a bug. Whatever
     happens, finished rows are kept and the next run goes on from them.
     """
     stop = StopRequest(spec.run.grace_s, spec.run.max_runtime_s, clock)
     with stop.signals():
         try:
-            return _JobRun(spec, builder or ModelBuilder(), progress, stop, clock).run()
+            return _JobRun(spec, builder or ModelBuilder(), progress, warn, stop, clock).run(retry_codes)
         except Interrupted:
             return JobResult(TRY_AGAIN, Ending.PREEMPTED, {}, stop_reason=stop.reason)
 
@@ -82,83 +92,111 @@ def job_sampling(spec: JobSpec) -> RowSampling:
 
 
 class _JobRun:
-    """One attempt at a job."""
+    """One attempt at a shard of a job."""
 
     def __init__(
         self,
         spec: JobSpec,
         builder: Builder,
         progress: Progress | None,
+        warn: Callable[[str], None],
         stop: StopRequest,
         clock: Callable[[], float],
     ) -> None:
         self._spec = spec
         self._builder = builder
         self._progress = progress
+        self._warn = warn
         self._stop = stop
         self._clock = clock
-        self._folder = OutputFolder(Path(spec.output.path).expanduser())
+        self._began = clock()
+        self._output = OutputFolder(spec.output.path)
+        self._shard = Shard.of(spec.run.shard, os.environ)
 
-    def run(self) -> JobResult:
+    def run(self, retry_codes: Collection[str] | None) -> JobResult:
         """Look what is done, and do the rest."""
         spec = self._spec
-        self._record = JobRecord(spec, self._folder, self._clock)
-        inputs = identity(spec.input)
-        fingerprint = job_fingerprint(spec, inputs, self._builder.identity(spec))
-        if Ledger.finished(self._folder.path, fingerprint, spec.output.if_exists):
+        known = self._known_index() if spec.output.if_exists != "overwrite" else None
+        self._source = PromptSource(spec, known.scan if known is not None else None)
+        fingerprint = job_fingerprint(spec, self._source.identity(), self._builder.identity(spec))
+        if retry_codes is None and Ledger.finished(self._output, fingerprint, spec.output.if_exists):
             return self._finished_before()
         self._policy = self._builder.policy(spec)
         self._sampling = job_sampling(spec)
-        self._source = PromptSource(spec)
-        self._ledger = Ledger(self._folder.path, fingerprint, spec.output.if_exists, inputs)
-        self._ledger.open()
+        index = JobIndex.of(
+            fingerprint, self._shard, self._source.num_rows, spec.output.rows_per_part, self._source.scan()
+        )
+        name = spec.model.served_model_name or spec.model.path
+        terms = Terms(spec.output.if_exists, spec.errors.max_failed_fraction, spec.output.format, name)
+        self._ledger = Ledger(self._output, self._shard, index, fingerprint, terms)
+        self._ledger.open(retry_codes)
         try:
-            return self._finished_before() if self._ledger.is_complete else self._attempt()
+            return self._finished_before() if self._ledger.is_finished else self._attempt(retry_codes is not None)
         finally:
             self._ledger.close()
 
-    def _finished_before(self) -> JobResult:
-        return JobResult(DONE, Ending.DONE, read_report(self._folder) or {}, was_done=True)
+    def _known_index(self) -> JobIndex | None:
+        try:
+            return JobIndex.read(self._output)
+        except StorageError:
+            self._output.store.check()  # says it as an OutputError where the output as a whole cannot be used
+            raise
 
-    def _attempt(self) -> JobResult:
+    def _finished_before(self) -> JobResult:
+        return JobResult(DONE, Ending.DONE, read_report(self._output.store) or {}, was_done=True)
+
+    def _attempt(self, is_retry: bool) -> JobResult:
         """One attempt under the lock; whatever ends it is told in the report."""
-        spec, folder = self._spec, self._folder
-        self._record.begin(self._ledger.attempt)
-        folder.write(folder.resolved, spec.resolved_yaml().encode())
+        spec, ledger = self._spec, self._ledger
+        self._record = JobRecord(spec, ledger.folder, self._clock, self._began)
+        self._record.begin(ledger.attempt)
+        if ledger.lost:
+            self._warn(f"{', '.join(ledger.lost[:3])}: committed before and gone from data/; the rows run again")
+        if not is_retry:  # what a retry was told by --set is for that retry
+            ledger.folder.write(RESOLVED, spec.resolved_yaml().encode())
+        logprobs = spec.sampling.logprobs is not None or "logprobs" in self._source.params
+        # Result files of the OpenAI format spell the tokens of their log probabilities.
+        self._with_token_ids = spec.output.token_ids or (logprobs and spec.output.format == "openai-batch")
         self._writer = OutputWriter(
-            self._ledger,
+            ledger,
             self._source.passthrough_schema,
-            spec.output.rows_per_part,
-            spec.output.token_ids,
-            spec.sampling.logprobs is not None or "logprobs" in self._source.params,
-            job=spec.name,
-            model=spec.model.path,
+            self._with_token_ids,
+            logprobs,
+            {
+                "specrun.job": spec.name,
+                "specrun.model": spec.model.path,
+                "specrun.model_revision": spec.model.revision or "",
+            },
         )
         try:
             try:
                 ending = self._work()
             except Interrupted:
                 ending = Ending.PREEMPTED
-            return self._end(ending)
+            if ending is not Ending.DONE:
+                return self._stopped(ending)
+            self._writer.finish()
+            self._record.write(ending, DONE, self._writer.counts)
+            ledger.complete()
         except BaseException as exc:
             # What went wrong comes first; a report that cannot be written on top of it does not.
             with suppress(JobError, OSError):
-                self._writer.checkpoint()
-                self._record.write("failed", exit_code_of(exc), self._writer.counts)
-                self._ledger.save("failed")
+                self._save("failed", exit_code_of(exc))
             raise
+        return self._finalized()
 
     def _work(self) -> Ending:
-        """Run what is left; a job with nothing left loads no model."""
-        batches = self._source.batches(self._writer.range_done)
+        """Run what is left; a shard with nothing left loads no model."""
+        batches = self._source.batches(self._writer.range_done, self._ledger.ranges.start, self._ledger.ranges.stop)
         first = next(batches, None)
         if first is None:
+            self._stop.start()
             return Ending.DONE
-        status = JobStatus(self._source.num_rows, lambda: self._writer.counts)
+        status = JobStatus(self._ledger.ranges.num_rows, lambda: self._writer.counts)
         with ExitStack() as stack:
             stack.enter_context(serve(status, self._spec.metrics.prometheus_port))
             stack.enter_context(self._progress(status) if self._progress else nullcontext())
-            steps = StepWriter(self._folder, self._ledger.attempt)
+            steps = StepWriter(self._ledger.folder, self._shard, self._ledger.attempt)
             stack.callback(steps.flush)
             pipeline = self._load(status, steps)
             self._stop.start()
@@ -176,24 +214,42 @@ class _JobRun:
         requests = RequestBuilder(
             tokenizer, text, self._sampling, spec.prompt.overflow, engine.max_model_len, is_done=is_done
         )
-        outputs = OutputText(tokenizer, spec.output.token_ids)
+        outputs = OutputText(tokenizer, self._with_token_ids)
         abort_after = spec.errors.abort_after_consecutive
-        return Pipeline(requests, engine, outputs, self._writer, self._stop, abort_after, steps.append)
 
-    def _end(self, ending: Ending) -> JobResult:
-        """Commit what there is, judge it, and write it down; _SUCCESS comes last."""
-        num_rows = self._source.num_rows
-        if ending is Ending.DONE:
-            self._writer.finish(num_rows)
-        else:
-            self._writer.checkpoint()
-        counts = self._writer.counts
-        too_many = counts.num_failed > self._spec.errors.max_failed_fraction * counts.num_rows
-        exit_code = EXIT_CODES[ending] or (TOO_MANY_FAILED if too_many else DONE)
-        self._record.write(ending, exit_code, counts)
-        if exit_code == DONE:
-            self._ledger.complete(num_rows)
-        else:
-            self._ledger.save("failed_rows" if ending is Ending.DONE else ending, num_rows)
+        def on_step(record: StepRecord) -> None:
+            if steps.append(record):  # once a minute or so: what a kill or a power cut may cost
+                self._writer.checkpoint()
+                self._record.write("running", None, self._writer.counts)
+
+        return Pipeline(requests, engine, outputs, self._writer, self._stop, abort_after, on_step, spec.run.order)
+
+    def _stopped(self, ending: Ending) -> JobResult:
+        """The shard is not done: keep what there is and write down how far it came."""
+        report = self._save(ending, EXIT_CODES[ending])
         reason = self._stop.reason if ending is Ending.PREEMPTED else None
-        return JobResult(exit_code, ending, read_report(self._folder) or {}, stop_reason=reason)
+        return JobResult(EXIT_CODES[ending], ending, report, stop_reason=reason)
+
+    def _finalized(self) -> JobResult:
+        """The shard is done, and if it is the last one the job is: judge it; _SUCCESS comes last."""
+        folder = self._ledger.folder
+        try:
+            verdict = finalize_job(folder, self._token_bytes)
+        except TemporaryError as exc:
+            report = read_report(self._output.store, folder.report) or {}
+            return JobResult(DONE, Ending.DONE, report, waits_for=str(exc))
+        return JobResult(verdict.exit_code, Ending.DONE, verdict.report)
+
+    def _token_bytes(self) -> Sequence[bytes]:
+        return self._builder.tokenizer(self._spec).token_bytes()
+
+    def _save(self, state: str, exit_code: int) -> dict[str, Any]:
+        """Secure what is done and say how far it came; a job of one shard says so in its own report."""
+        folder = self._ledger.folder
+        self._writer.secure()
+        totals = self._record.write(state, exit_code, self._writer.counts)
+        folder.write_lines([folder.errors], ((0, error_line(row)) for row in self._writer.failed_rows()))
+        self._ledger.save(state)
+        if self._shard.is_all:
+            return publish(folder, totals)
+        return read_report(self._output.store, folder.report) or {}

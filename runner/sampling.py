@@ -9,8 +9,16 @@ from dataclasses import fields, replace
 from typing import Any
 
 from ..engine.request import InvalidParameter, SamplingParams
+from ..jobs.columns import UNSUPPORTED_KEYS, asks_for_nothing
+
+
+class UnsupportedParameter(InvalidParameter):
+    """A row asks for something that no job does; the text says what to do."""
+
 
 _WHOLE = {"max_tokens", "min_tokens", "top_k", "seed", "logprobs"}
+_MENDS = {"max_completion_tokens": "rename it to max_tokens", "max_new_tokens": "rename it to max_tokens"}
+_AS_DATA = "or list the column in output.keep_columns, which makes it plain data"
 _NAMES = {field.name for field in fields(SamplingParams)}
 
 
@@ -21,15 +29,16 @@ class RowSampling:
         self._job = SamplingParams(**_normalized(job))
 
     def params(self, row_index: int, row_id: str | None, own: Mapping[str, Any]) -> SamplingParams:
-        """Parameters of one row. Raises InvalidParameter naming a key that is unknown or out of range.
+        """Parameters of one row. Raises InvalidParameter naming a key that is unknown or out of range, and
+        UnsupportedParameter for what is known and not honoured.
 
         Greedy rows without parameters share one object: no noise, so no seed.
         """
-        if not own:
+        values = _normalized(own) if own else {}
+        if not values:
             if self._job.temperature == 0:
                 return self._job
             return replace(self._job, seed=row_seed(self._job.seed, row_index, row_id))
-        values = _normalized(own)
         if "seed" not in values:
             values["seed"] = row_seed(self._job.seed, row_index, row_id)
         return replace(self._job, **values)
@@ -45,6 +54,10 @@ def _normalized(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values in SamplingParams' types, as far as there is no doubt: data files know neither tuples nor whole floats."""
     result: dict[str, Any] = {}
     for name, value in values.items():
+        if name in UNSUPPORTED_KEYS:
+            if asks_for_nothing(name, value):
+                continue
+            raise UnsupportedParameter(name, f"is not supported; {_MENDS.get(name, 'remove it')}, {_AS_DATA}")
         if name not in _NAMES:
             raise InvalidParameter(name, "is not a sampling parameter")
         if name == "stop":
@@ -57,6 +70,10 @@ def _normalized(values: Mapping[str, Any]) -> dict[str, Any]:
             value = _truth(value)
         elif name in _WHOLE and isinstance(value, float) and value.is_integer():
             value = int(value)  # a column of whole numbers and nulls often arrives as float
+        if name == "logprobs" and type(value) is int and value > 0:
+            raise UnsupportedParameter(
+                name, f"only 0 (the chosen token) is supported, got {value}; write 0 or remove it"
+            )
         result[name] = value
     return result
 

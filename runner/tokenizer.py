@@ -29,8 +29,13 @@ class TextTokenizer(Protocol):
         """Text of each row of ids, special tokens left out; torn characters become U+FFFD."""
         ...
 
-    def render(self, messages: Sequence[dict[str, Any]], chat_template: str | None) -> str:
-        """The prompt text of a conversation, ready for the assistant's turn; raises what the template raises."""
+    def render(
+        self, messages: Sequence[dict[str, Any]], chat_template: str | None, continue_final_message: bool = False
+    ) -> str:
+        """The prompt text of a conversation, ready for the assistant's turn or for the rest of its last message.
+
+        Raises what the template raises.
+        """
         ...
 
     def token_bytes(self) -> list[bytes]:
@@ -108,10 +113,16 @@ class Tokenizer:
             texts = self._tokenizer.batch_decode(rows, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return texts
 
-    def render(self, messages: Sequence[dict[str, Any]], chat_template: str | None) -> str:
-        """The prompt text of a conversation; chat_template (jinja) replaces the checkpoint's own."""
+    def render(
+        self, messages: Sequence[dict[str, Any]], chat_template: str | None, continue_final_message: bool = False
+    ) -> str:
+        """See TextTokenizer; chat_template (jinja) replaces the checkpoint's own."""
         text: str = self._tokenizer.apply_chat_template(
-            list(messages), chat_template=chat_template, tokenize=False, add_generation_prompt=True
+            list(messages),
+            chat_template=chat_template,
+            tokenize=False,
+            add_generation_prompt=not continue_final_message,
+            continue_final_message=continue_final_message,
         )
         return text
 

@@ -6,7 +6,6 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from ..jobs.folder import OutputFolder
@@ -60,13 +59,32 @@ class Validation:
         """All of it as JSON values."""
         return {"ok": self.is_ok, **asdict(self), "num_failed": self.num_failed}
 
+    def text(self) -> str:
+        """For people."""
+        tokens = self.prompt_tokens
+        lines = [
+            self.resolved,
+            "first prompt, as the model sees it:",
+            f"{self.first_prompt or '(no row has one)'}\n",
+            f"files           {', '.join(self.files)}",
+            f"rows            {self.num_rows:,}",
+            f"prompt tokens   p50 {tokens['p50']:,}, p95 {tokens['p95']:,}, max {tokens['max']:,}",
+            f"max_model_len   {self.max_model_len or 'unknown'}",
+            f"tokens in all   {self.num_prompt_tokens:,} in, at most {self.max_output_tokens:,} out",
+            f"duplicate ids   {self.num_duplicate_ids:,}",
+            f"bad rows        {self.num_failed:,}",
+        ]
+        for code, count in sorted(self.error_codes.items()):
+            lines.append(f"  {code:<20}{count:>8,}   {self.first_errors[code]}")
+        return "\n".join(lines)
+
 
 def validate_job(spec: JobSpec, builder: Builder) -> Validation:
     """Read and tokenise every row as the job would. Raises what run_job raises before it loads weights."""
-    folder = OutputFolder(Path(spec.output.path).expanduser())
+    output = OutputFolder(spec.output.path)
     if spec.output.if_exists == "error":
-        folder.require_empty()
-    folder.check()
+        output.require_empty()
+    output.store.check()
     builder.policy(spec)
     sampling = job_sampling(spec)
     source = PromptSource(spec)
@@ -74,7 +92,7 @@ def validate_job(spec: JobSpec, builder: Builder) -> Validation:
     tokenizer = builder.tokenizer(spec)
     text = PromptText(spec, tokenizer)
     requests = RequestBuilder(tokenizer, text, sampling, spec.prompt.overflow, limit or UNLIMITED)
-    files = [str(file.path) for file in source.files]
+    files = [file["path"] for file in source.identity()]
     result = Validation(spec.resolved_yaml(), files, source.num_rows, limit)
     result.max_failed_fraction = spec.errors.max_failed_fraction
     lengths: Counter[int] = Counter()
@@ -83,14 +101,14 @@ def validate_job(spec: JobSpec, builder: Builder) -> Validation:
         prepared = requests.build(batch)
         if result.first_prompt is None and prepared.requests:
             index = prepared.requests[0].request_id - batch.start
-            result.first_prompt = text.render(batch.rows[index])
-        _count(result, prepared, lengths)
+            result.first_prompt = spec.hide(text.render(batch.rows[index]))
+        _count(result, prepared, lengths, spec)
         result.num_duplicate_ids += _count_duplicates(prepared.ids, ids)
     result.prompt_tokens = {name: _quantile(lengths, q) for name, q in (("p50", 0.5), ("p95", 0.95), ("max", 1.0))}
     return result
 
 
-def _count(result: Validation, batch: RequestBatch, lengths: Counter[int]) -> None:
+def _count(result: Validation, batch: RequestBatch, lengths: Counter[int], spec: JobSpec) -> None:
     for request in batch.requests:
         result.num_ok += 1
         result.num_prompt_tokens += len(request.prompt_token_ids)
@@ -99,7 +117,7 @@ def _count(result: Validation, batch: RequestBatch, lengths: Counter[int]) -> No
     for row in batch.errors:
         code = row.error_code or ""
         result.error_codes[code] = result.error_codes.get(code, 0) + 1
-        result.first_errors.setdefault(code, f"row {row.row_index}: {row.error_message}")
+        result.first_errors.setdefault(code, spec.hide(f"row {row.row_index}: {row.error_message}"))
         if row.prompt_tokens:
             lengths[row.prompt_tokens] += 1
 

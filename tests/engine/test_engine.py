@@ -7,7 +7,7 @@ import pytest
 
 from specrun.engine import EngineError, FinishReason, Request, SamplingParams, StepRecord
 from specrun.policies import SpecDecision, SpeculationPolicy, StepState
-from tests.engine.tiny_models import Budget, OracleDrafter, make_requests, run, tiny_engine
+from tests.engine.tiny_models import EOS, Budget, OracleDrafter, make_requests, run, tiny_engine
 
 
 @pytest.mark.parametrize(
@@ -88,3 +88,14 @@ def test_a_policy_that_forgets_a_request_is_named():
     engine = tiny_engine("llama", TooShort(), OracleDrafter({}, 0.5, seed=0))
     with pytest.raises(EngineError, match=r"TooShort\.decide returned .* shape \(2,\) for 1 requests"):
         run(engine, make_requests([[5, 6]], [SamplingParams(max_tokens=4, ignore_eos=True)]))
+
+
+@pytest.mark.parametrize("budget", [0, 4])
+def test_end_of_sequence_as_the_first_token(budget):
+    """Drafts that go on past it are dropped."""
+    first = SamplingParams(max_tokens=9, logit_bias={EOS: 1000.0})
+    on_and_on = SamplingParams(max_tokens=9, logit_bias={EOS: 1000.0}, ignore_eos=True)
+    drafter = OracleDrafter({0: [EOS] * 9, 1: [EOS] * 9}, 1.0, seed=0)
+    outputs = run(tiny_engine("llama", Budget(budget), drafter), make_requests([[5, 6], [7]], [first, on_and_on]))
+    assert (outputs[0].token_ids, outputs[0].finish_reason) == ([EOS], "stop")
+    assert (outputs[1].token_ids, outputs[1].finish_reason) == ([EOS] * 9, "length")

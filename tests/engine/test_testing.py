@@ -69,3 +69,42 @@ def test_needs_no_torch():
     code = "import sys, specrun.engine.testing; sys.exit('torch' in sys.modules)"
     source = Path(__file__).parent.parent.parent / ".src"
     assert subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(source)}).returncode == 0
+
+
+def test_a_slow_request_lets_the_others_pass():
+    engine = StubEngine(max_num_seqs=2, slow_on=9, slow_steps=4)
+    slow, *others = requests(9)
+    slow.prompt_token_ids = [9]
+    outputs = [output.request_id for output in engine.run([slow, *others])]
+    assert outputs[:3] == [1, 2, 3] and set(outputs[3:5]) == {0, 4} and outputs[5:] == [5, 6, 7, 8]
+
+
+def test_a_slow_request_runs_out_of_time():
+    engine = StubEngine(slow_on=9, slow_steps=1 << 30, sleep_s=0.001, request_timeout_s=0.02)
+    slow, other = requests(2)
+    slow.prompt_token_ids = [9]
+    first, last = engine.run([slow, other])
+    assert (first.request_id, first.finish_reason) == (1, FinishReason.STOP)
+    assert (last.request_id, last.finish_reason) == (0, FinishReason.TIMEOUT)
+    assert (last.token_ids, last.error) == ([], "not finished after 0.02 s")
+
+
+def test_what_has_finished_is_handed_over_before_an_exception_leaves_run():
+    engine = StubEngine()
+
+    def stop(record: StepRecord) -> None:
+        raise InterruptedError
+
+    engine.on_step = stop
+    outputs = []
+    with pytest.raises(InterruptedError):
+        for output in engine.run(requests(2)):
+            outputs.append(output.request_id)
+    assert outputs == [0, 1]
+
+
+def test_conversations():
+    tokenizer = WordTokenizer(has_chat_template=True)
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "I"}]
+    assert tokenizer.render(messages) == "user: hi\nassistant: I\nassistant:"
+    assert tokenizer.render(messages, continue_final_message=True) == "user: hi\nassistant: I"

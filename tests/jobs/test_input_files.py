@@ -1,12 +1,12 @@
 """Which files a job reads, in which order, and their identity."""
 
+import hashlib
 import os
 
 import pytest
 
-from specrun.jobs.errors import ConfigError, InputMissing
-from specrun.jobs.input_files import identity
-from tests.jobs.prompt_inputs import job, prompts, source, write_lines, write_parquet
+from specrun.jobs.errors import ConfigError, InputError, InputMissing
+from tests.jobs.prompt_inputs import prompts, source, write_lines, write_parquet
 
 
 def test_natural_order_and_ignored_names(tmp_path):
@@ -19,7 +19,7 @@ def test_natural_order_and_ignored_names(tmp_path):
     for path in (tmp_path, tmp_path / "*", tmp_path / "part-*.parquet"):
         found = source(path)
         assert prompts(found) == ["1", "2", "10"]
-        assert [file.path.name for file in found.files] == ["part-1.parquet", "part-2.parquet", "part-10.parquet"]
+        assert [file.name for file in found.files] == ["part-1.parquet", "part-2.parquet", "part-10.parquet"]
     (tmp_path / "_tmp").mkdir()
     write_parquet(tmp_path / "_tmp" / "t.parquet", {"prompt": ["no"]})
     assert prompts(source(tmp_path / "**" / "*.parquet")) == ["no", "1", "2", "10"]
@@ -49,6 +49,24 @@ def test_unreadable_file(tmp_path):
         source(file)
 
 
+def test_what_is_no_file(tmp_path):
+    (tmp_path / "gone.jsonl").symlink_to(tmp_path / "nothing")
+    with pytest.raises(InputMissing, match=r"gone.jsonl: No such file"):
+        source(tmp_path)
+    (tmp_path / "gone.jsonl").unlink()
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    for path in (tmp_path, tmp_path / "pipe.jsonl"):
+        with pytest.raises(InputMissing, match=r"pipe.jsonl: is no regular file"):
+            source(path)
+    (tmp_path / "pipe.jsonl").unlink()
+    (tmp_path / "folder.jsonl").mkdir()
+    write_lines(tmp_path / "a.jsonl", {"prompt": "a"})
+    assert prompts(source(tmp_path)) == ["a"]
+    (tmp_path / os.fsdecode(b"caf\xe9.jsonl")).write_text("{}")
+    with pytest.raises(InputError, match=r"caf.udce9.jsonl': the name of the file is not UTF-8; rename it"):
+        source(tmp_path)
+
+
 def test_a_name_with_glob_characters(tmp_path):
     folder = tmp_path / "set[1]"
     folder.mkdir()
@@ -64,10 +82,10 @@ def test_identity_follows_content(tmp_path):
     ):
         write("abc")
         before = source(file).identity()
-        assert before == identity(job(file).input)
-        assert set(before[0]) == {"path", "size", "mtime_ns", "hash"}
+        assert before == [
+            {"path": str(file), "size": file.stat().st_size, "hash": hashlib.sha256(file.read_bytes()).hexdigest()}
+        ]
         os.utime(file, ns=(1, 1))
-        touched = identity(job(file).input)
-        assert touched[0]["mtime_ns"] == 1 and touched[0]["hash"] == before[0]["hash"]
+        assert source(file).identity() == before
         write("abd")
-        assert identity(job(file).input)[0]["hash"] != before[0]["hash"]
+        assert source(file).identity()[0]["hash"] != before[0]["hash"]

@@ -1,11 +1,14 @@
 """JSONL input: lines, bad lines, ids, types, compression."""
 
+import bz2
 import gzip
+import json
+import lzma
 
 import pyarrow as pa
 import pytest
 
-from specrun.jobs import jsonl
+from specrun.jobs import jsonl, lines
 from specrun.jobs.errors import ConfigError, InputError
 from tests.jobs.prompt_inputs import codes, prompts, read, source, write_lines
 
@@ -25,7 +28,7 @@ def test_bad_lines(tmp_path):
     lines = [
         b'{"prompt": "x"',
         b"",
-        b'{"prompt": "good", "n": 1}',
+        b'{"prompt": "good", "num": 1}',
         b"[1]",
         b'{"prompt": "\xff"}',
         b'{"prompt": "\\ud800"}',
@@ -56,7 +59,83 @@ def test_bad_lines(tmp_path):
     assert (rows[0].error_message or "").startswith("line 1 of a.jsonl: not JSON: Expecting ',' delimiter")
     assert rows[2].error_message == "line 4 of a.jsonl: not a JSON object but list"
     assert rows[5].error_message == "'prompt' is int, not text; quote it"
-    assert table["n"].to_pylist() == [None, 1] + [None] * 9
+    assert table["num"].to_pylist() == [None, 1] + [None] * 9
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b'{"prompt": "x"}{"prompt": "y"}', "Extra data at character 16"),
+        (b'{"prompt": "x"},', "Extra data"),
+        (b"{'prompt': 'x'}", "Expecting property name"),
+        (b'{"prompt": "x", "prompt": "y"}', "the key 'prompt' stands twice in one object"),
+        (b'{"prompt": "x", "o": {"a": 1, "a": 1}}', "the key 'a' stands twice"),
+        (b'{"prompt": "x", "\\ud800": 1, "\\ud800": 2}', "stands twice"),
+        (b"\0" * 4096, "Expecting value"),
+        (b'{"prompt": "a\0b"}', "Invalid control character"),
+        (b'{"prompt": "a\rb"}', "Invalid control character"),
+        (b'{"prompt": "\\x"}', "Invalid \\escape"),
+        (b'{"prompt": "x", "n": ' + b"9" * 5000 + b"}", "a number has too many digits"),
+        (b'{"prompt": "x", "f": -1e999}', "the number -1e999 is too large"),
+        (b'{"prompt": "x", "n": 01}', "Expecting ',' delimiter"),
+        (b'{"prompt": "x", "n": undefined}', "Expecting value"),
+        (
+            b'{"prompt": "x", "d": ' + b"[" * 100 + b"]" * 100 + b"}",
+            "more than 100 lists and objects within each other",
+        ),
+        (b'{"prompt": "x", "d": ' + b'{"k":' * 800 + b"1" + b"}" * 800 + b"}", "more than 100 lists"),
+        (b'{"k":' * 100_000, "more than 100 lists"),
+        (b'"text"', "not a JSON object but str"),
+        (b"null", "not a JSON object but NoneType"),
+        (b"NaN", "not a JSON object but float"),
+    ],
+    ids=lambda value: repr(value)[:30],
+)
+def test_lines_that_are_no_rows(tmp_path, line, said):
+    good = b'{"prompt": "good"}'
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join([good, line, good]))
+    rows, _ = read(source(tmp_path))
+    assert [row.error_code for row in rows] == [None, "parse_error", None]
+    message = rows[1].error_message or ""
+    assert message.startswith("line 2 of a.jsonl: not ") and said in message and len(message) < 200
+
+
+@pytest.mark.parametrize(
+    "text", [b"\xed\xa0\x80", b"\xc0\x80", b"\xf5\x80\x80\x80", b"caf\xe9", b"\\uDFFF", b"\\ud800\\u0041"]
+)
+def test_text_that_is_no_unicode(tmp_path, text):
+    for line in (b'{"prompt": "' + text + b'"}', b'{"prompt": "x", "o": [{"' + text + b'": 1}]}'):
+        (tmp_path / "a.jsonl").write_bytes(line + b'\n{"prompt": "good"}')
+        assert codes(source(tmp_path)) == ["encoding_error", None]
+
+
+def test_lines_that_are_rows(tmp_path):
+    lines = [
+        b'{"prompt": "a\\u0000b"}',
+        b'\xef\xbb\xbf{"prompt": "put together"}',
+        b'\t {"prompt": "indented"} \r',
+        '{"prompt": "\u2028\u2029\u0085"}'.encode(),
+        b'{"prompt": "\\ud83d\\ude00\\/"}',
+        b'{"prompt": "deep", "d": ' + b"[" * 99 + b"]" * 99 + b"}",
+        b'{"": "no name", "prompt": "x"}',
+    ]
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines) + b"\n\xef\xbb\xbf")
+    rows, table = read(source(tmp_path))
+    assert [row.prompt for row in rows] == [
+        *("a\0b", "put together", "indented", "\u2028\u2029\u0085", "\U0001f600/", "deep", "x"),
+    ]
+    assert table["d"][5].as_py() == "[" * 99 + "]" * 99 and table[""][6].as_py() == "no name"
+
+
+def test_numbers_that_json_does_not_know(tmp_path):
+    lines = [
+        '{"prompt": "a", "f": NaN, "temperature": NaN}',
+        '{"prompt": "b", "f": -Infinity, "o": [NaN]}',
+        '{"prompt": "c", "f": 0.1}',
+    ]
+    rows, table = read(source(write_lines(tmp_path / "a.jsonl", *lines)))
+    assert str(rows[0].params) == "{'temperature': nan}", "for the check of parameters to refuse"
+    assert str(table["f"].to_pylist()) == "[nan, -inf, 0.1]" and table["o"].to_pylist() == [None, "[NaN]", None]
 
 
 def test_only_bad_lines(tmp_path):
@@ -132,6 +211,28 @@ def test_jsonl_passthrough_types(tmp_path):
     assert [row.prompt for row in rows] == ["a", "b"]
 
 
+@pytest.mark.parametrize(
+    ("numbers", "kind"),
+    [
+        ("-9223372036854775808 9223372036854775807", "int64"),
+        ("9223372036854775808 1", "string"),
+        ("-9223372036854775809", "string"),
+        ("18446744073709551616", "string"),
+        ("123456789012345678901234567890", "string"),
+        ("1e300 -0.0", "double"),
+        ("12345678901234567890.0", "double"),
+    ],
+)
+def test_numbers_keep_their_digits(tmp_path, numbers, kind):
+    file = write_lines(tmp_path / "a.jsonl", *(f'{{"prompt": "a", "x": {x}}}' for x in numbers.split()))
+    _, table = read(source(file))
+    assert str(table["x"].type) == kind
+    if kind == "string":
+        assert table["x"].to_pylist() == numbers.split()
+    else:
+        assert table["x"].to_pylist() == json.loads(f"[{numbers.replace(' ', ',')}]")
+
+
 def test_jsonl_missing_column(tmp_path):
     file = write_lines(tmp_path / "a.jsonl", {"promt": "a"})
     with pytest.raises(ConfigError, match=r"has no column 'prompt'; found promt; did you mean promt"):
@@ -143,10 +244,17 @@ def test_long_line(tmp_path):
     assert [len(text or "") for text in prompts(source(file))] == [3_000_000, 1]
 
 
-def test_a_line_without_end_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(jsonl, "MAX_LINE_BYTES", 100)
-    with pytest.raises(InputError, match=r"a.jsonl: line 2 has more than 100 bytes"):
-        source(write_lines(tmp_path / "a.jsonl", {"prompt": "y"}, {"prompt": "x" * 200}))
+@pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
+def test_a_line_that_is_too_long_is_one_bad_row(tmp_path, monkeypatch, chunk):
+    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 100)
+    monkeypatch.setattr(lines, "CHUNK_BYTES", chunk)
+    good = '{"prompt": "' + "x" * 86 + '"}'
+    assert len(good) == 100
+    file = write_lines(tmp_path / "a.jsonl", good, {"prompt": "x" * 200}, {"prompt": "y"}, {"prompt": "z" * 5000})
+    rows, _ = read(source(file))
+    assert [row.error_code for row in rows] == [None, "parse_error", None, "parse_error"]
+    assert rows[1].error_message == "line 2 of a.jsonl: more than 100 bytes; split the row"
+    assert rows[2].prompt == "y"
 
 
 def test_keys_without_number_are_refused(tmp_path, monkeypatch):
@@ -164,7 +272,9 @@ def test_compressed(tmp_path):
         file.write_bytes(compress(content[:half]) + compress(content[half:]))  # concatenated, as logrotate does
         assert prompts(source(file)) == [str(i) for i in range(5000)]
         whole = compress(content)
-        for broken in (whole[: len(whole) // 2], b"", b"not compressed", whole[:40] + b"\0\0\0\0" + whole[44:]):
+        cut = (whole[: len(whole) // 2], whole[:-1], whole + whole[:-4], whole + whole[:3])
+        trailing = (whole + b'{"prompt": "more"}\n', whole + bytes(512))
+        for broken in (*cut, *trailing, b"", b"not compressed", whole[:40] + b"\0\0\0\0" + whole[44:]):
             file.write_bytes(broken)
             with pytest.raises(InputError, match=rf"a.jsonl.{suffix}: "):
                 source(file)
@@ -177,9 +287,21 @@ def test_compressed(tmp_path):
         (gzip.compress(b"{}", mtime=0), "is gzip data"),
         ("{}".encode("utf-16"), "UTF-16"),
         (b"PAR1....", "is a Parquet file"),
+        ("{}".encode("utf-16-le"), "UTF-16"),
+        ("{}".encode("utf-16-be"), "UTF-16"),
+        (bz2.compress(b"{}"), "bzip2"),
+        (lzma.compress(b"{}"), "xz"),
+        (b"PK\x03\x04..", "zip"),
+        (b"ARROW1\0\0", "is an Arrow file"),
     ],
 )
 def test_misnamed_jsonl(tmp_path, content, said):
     (tmp_path / "a.jsonl").write_bytes(content)
     with pytest.raises(InputError, match=rf"a.jsonl: .*{said}"):
+        source(tmp_path)
+
+
+def test_packed_twice(tmp_path):
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(gzip.compress(b"{}")))
+    with pytest.raises(InputError, match=r"a.jsonl.gz: is gzip data"):
         source(tmp_path)

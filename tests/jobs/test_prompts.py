@@ -16,16 +16,16 @@ from tests.jobs.prompt_inputs import codes, prompts, read, source, write_lines, 
 def test_messages_from_structs_lose_empty_keys(tmp_path):
     chats = [
         [{"role": "user", "content": "hi", "name": None}],
-        [{"role": "user", "content": "a", "name": "n"}, {"role": "assistant", "content": "b", "name": None}],
+        [{"role": "user", "content": "a", "name": "num"}, {"role": "assistant", "content": "b", "name": None}],
         [],
         None,
         [{"role": None, "content": "x", "name": None}],
         [{"role": "user", "content": None, "name": None}],
     ]
-    file = write_parquet(tmp_path / "a.parquet", {"chat": chats, "n": range(6)})
+    file = write_parquet(tmp_path / "a.parquet", {"chat": chats, "num": range(6)})
     rows, table = read(source(file, {"messages": "chat"}))
     assert rows[0].messages == [{"role": "user", "content": "hi"}] and rows[0].prompt is None
-    assert rows[1].messages == [{"role": "user", "content": "a", "name": "n"}, {"role": "assistant", "content": "b"}]
+    assert rows[1].messages == [{"role": "user", "content": "a", "name": "num"}, {"role": "assistant", "content": "b"}]
     assert [row.error_code for row in rows[2:]] == [
         "invalid_messages",
         "null_prompt",
@@ -36,14 +36,14 @@ def test_messages_from_structs_lose_empty_keys(tmp_path):
         "message 0 has no role",
         "message 0 (user) must have text as content, only text models are run",
     ]
-    assert table.column_names == ["n"]
+    assert table.column_names == ["num"]
     with pytest.raises(ConfigError, match=r"must be a list of {role, content} or JSON text"):
-        source(file, {"messages": "n"})
+        source(file, {"messages": "num"})
 
 
 def test_messages_from_json(tmp_path):
     good = [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [{"id": "1"}]}]
-    bad = ["no json", 5, [5], [{"content": "x"}], [{"role": "user", "content": [{"type": "text", "text": "a"}]}]]
+    bad = ["no json", 5, [5], [{"content": "x"}], [{"role": "user", "content": [{"type": "image_url"}]}]]
     bad += ['[{"role": "user", "content": "\\ud800"}]', "{}", []]
     lines = [{"chat": good}, {"chat": json.dumps(good)}, *({"chat": chat} for chat in bad)]
     rows, _ = read(source(write_lines(tmp_path / "a.jsonl", *lines), {"messages": "chat"}))
@@ -55,14 +55,14 @@ def test_messages_from_json(tmp_path):
 
 def test_template(tmp_path):
     file = write_parquet(
-        tmp_path / "a.parquet", {"title": ["A", None, "C"], "tags": [["x", "y"], [], None], "n": [1, 2, 3]}
+        tmp_path / "a.parquet", {"title": ["A", None, "C"], "tags": [["x", "y"], [], None], "num": [1, 2, 3]}
     )
     found = source(file, prompt={"template": "{{ title }}: {{ tags | join(',') }}"})
     rows, table = read(found)
     assert rows[0].prompt == "A: x,y"
     assert [row.error_code for row in rows] == [None, "template_error", "template_error"]
     assert "null value" in (rows[1].error_message or "")
-    assert table.column_names == ["title", "tags", "n"]
+    assert table.column_names == ["title", "tags", "num"]
     with pytest.raises(ConfigError, match=r"prompt.template: .* has no column 'titel'; .* did you mean title"):
         source(file, prompt={"template": "{{ titel }}"})
     assert prompts(source(file, prompt={"template": "{{ x | default('none') }}"})) == ["none"] * 3
@@ -70,10 +70,10 @@ def test_template(tmp_path):
 
 
 def test_template_over_the_prompt_column(tmp_path):
-    file = write_parquet(tmp_path / "a.parquet", {"q": ["a", None], "n": [1, 2]})
+    file = write_parquet(tmp_path / "a.parquet", {"q": ["a", None], "num": [1, 2]})
     rows, table = read(source(file, {"prompt": "q"}, prompt={"template": "Q: {{ q or 'x' }}\n"}))
     assert [(row.prompt, row.error_code) for row in rows] == [("Q: a\n", None), (None, "null_prompt")]
-    assert table.column_names == ["n"]
+    assert table.column_names == ["num"]
 
 
 def test_template_over_jsonl(tmp_path):
@@ -106,6 +106,12 @@ def test_row_parameters(tmp_path):
     assert [row.params for row in read(source(file))[0]] == [{"stop": "x"}, {"stop": ["y"], "seed": 3}]
 
 
+def test_a_prompt_column_of_any_name(tmp_path):
+    for name in ("request", "row", "messages", "k k", "a.b"):
+        file = write_lines(tmp_path / "a.jsonl", {name: "x"}, {name: "y"})
+        assert prompts(source(file, {"prompt": name})) == ["x", "y"], name
+
+
 # Runs of rows
 
 
@@ -115,10 +121,10 @@ def numbered(request, tmp_path: Path) -> Path:
     for part in range(3):
         texts = [str(i) for i in range(part * 1000, part * 1000 + 1000)]
         if request.param == "jsonl":
-            write_lines(tmp_path / f"{part}.jsonl", *({"prompt": text, "n": int(text)} for text in texts))
+            write_lines(tmp_path / f"{part}.jsonl", *({"prompt": text, "num": int(text)} for text in texts))
         else:
             size = 1000 if request.param == "one_group" else 30
-            data = {"prompt": texts, "n": [int(text) for text in texts]}
+            data = {"prompt": texts, "num": [int(text) for text in texts]}
             write_parquet(tmp_path / f"{part}.parquet", data, row_group_size=size)
     return tmp_path
 
@@ -128,7 +134,7 @@ def test_limit(numbered, limit):
     found = source(numbered, limit=limit)
     rows, table = read(found)
     assert found.num_rows == len(rows) == min(limit, 3000)
-    assert table["n"].to_pylist() == [int(row.prompt or -1) for row in rows] == list(range(found.num_rows))
+    assert table["num"].to_pylist() == [int(row.prompt or -1) for row in rows] == list(range(found.num_rows))
     assert [file.num_rows for file in found.files] == [1000] * 3
 
 
@@ -144,7 +150,7 @@ def test_skip(numbered):
     for batch in source(numbered, limit=2990).batches(skip):
         assert not done.issuperset(range(batch.start, batch.start + len(batch.rows)))
         assert batch.rows[0].row_index == batch.start
-        assert batch.passthrough["n"].to_pylist() == [row.row_index for row in batch.rows]
+        assert batch.passthrough["num"].to_pylist() == [row.row_index for row in batch.rows]
         seen += [row.row_index for row in batch.rows]
     assert seen == sorted(set(seen)) and set(range(2990)) - done <= set(seen)
     assert len(seen) < 2200

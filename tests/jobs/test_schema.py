@@ -52,7 +52,7 @@ def test_a_name_that_is_taken_is_an_error(names):
 
 
 def test_step_columns_are_the_fields_of_a_step_record():
-    assert STEP_SCHEMA.names == ["attempt", *(field.name for field in fields(StepRecord))]
+    assert STEP_SCHEMA.names == ["shard", "attempt", *(field.name for field in fields(StepRecord))]
     kinds = {"int": pa.types.is_integer, "float": pa.types.is_float64, "str": pa.types.is_string}
     for field in fields(StepRecord):
         assert kinds[str(field.type).split(" | ")[0]](STEP_SCHEMA.field(field.name).type), field.name

@@ -1,10 +1,8 @@
 """JobSpec: strict YAML, overrides, expansion, one line a problem."""
 
 import json
-import textwrap
 from dataclasses import fields
 from datetime import datetime
-from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
@@ -12,26 +10,9 @@ from pydantic import ValidationError
 from specrun.engine.request import SamplingParams
 from specrun.jobs import errors
 from specrun.jobs.errors import ConfigError
-from specrun.jobs.spec import JobSpec, SamplingSpec, json_schema
-
-BASE = """
-version: 1
-model: {path: some/model}
-input: {path: in.parquet}
-output: {path: out}
-"""
-
-
-def load(folder: Path, text: str = BASE, overrides=(), now=None) -> JobSpec:
-    file = folder / "job.yaml"
-    file.write_text(textwrap.dedent(text), encoding="utf-8")
-    return JobSpec.load(file, overrides, now)
-
-
-def problems(folder: Path, text: str = BASE, overrides=()) -> list[str]:
-    with pytest.raises(ConfigError) as caught:
-        load(folder, text, overrides)
-    return str(caught.value).replace(f"{folder}/", "").splitlines()
+from specrun.jobs.sections import SamplingSpec
+from specrun.jobs.spec import JobSpec, json_schema
+from tests.jobs.spec_files import BASE, load, problems
 
 
 def test_defaults(tmp_path):
@@ -219,31 +200,10 @@ def test_columns_and_messages(tmp_path):
         assert "input.columns.messages" in found
 
 
-def test_remote_paths_are_refused(tmp_path):
-    for key in ("input", "output"):
-        (found,) = problems(tmp_path, BASE, [f"{key}.path=s3://bucket/x"])
-        assert f"{key}.path: must be a local path" in found
-
-
-def test_resolved_yaml_round_trip(tmp_path, monkeypatch):
-    monkeypatch.setenv("TOKEN", "a${NOT_A_VARIABLE}b")
-    spec = load(
-        tmp_path,
-        """
-        name: "x-{date}"
-        model: {path: m, revision: "123"}
-        speculation: {method: ngram, policy: {name: always, num_draft_tokens: 3, table: [[1, 64, 3]]}}
-        input: {path: in, columns: {id: doc, prompt: text}}
-        prompt: {system: "${TOKEN}", template: "a: {{ text }}\\n${TOKEN} 'q' ü", chat_template: default}
-        sampling: {logit_bias: {7: -1.5}, stop: "x", temperature: 1.0e-3}
-        output: {path: "out/{date}", keep_columns: [a, b]}
-        engine: {max_num_seqs: 8}
-        """,
-    )
-    (tmp_path / "resolved.yaml").write_text(spec.resolved_yaml(), encoding="utf-8")
-    again = JobSpec.load(tmp_path / "resolved.yaml")
-    assert again == spec
-    assert again.prompt.system == "a${NOT_A_VARIABLE}b"
+@pytest.mark.parametrize("shard", ["1", "a/2", "1/0", "-1/2", "1/2/3", "1.0/2"])
+def test_a_shard_that_is_none(tmp_path, shard):
+    (found,) = problems(tmp_path, BASE, [f"run.shard={shard}"])
+    assert found.startswith("--set: run.shard: must ")
 
 
 def test_fingerprint_has_what_changes_outputs_only(tmp_path):
@@ -256,6 +216,8 @@ def test_fingerprint_has_what_changes_outputs_only(tmp_path):
         "name=other",
         "run.grace_s=1",
     ]
+    # What a revision or a path stands for is known by its content, which the fingerprint has besides.
+    same += ["model.revision=x", "model.path=y", "input.path=y", "run.shard=0/2", "run.order=input"]
     same += ["output.path=elsewhere", "errors.max_failed_fraction=1", "metrics.prometheus_port=9000"]
     assert load(tmp_path, BASE, same).fingerprint_fields() == base
     for other in (
@@ -264,7 +226,6 @@ def test_fingerprint_has_what_changes_outputs_only(tmp_path):
         "prompt.system=x",
         "prompt.template=x",
         "model.dtype=float32",
-        "model.revision=x",
         "input.limit=3",
         "input.columns.prompt=text",
         "output.rows_per_part=5",

@@ -1,5 +1,7 @@
 """The prompt template: what it sees, what it refuses, and where it stops."""
 
+import re
+
 import pytest
 
 from specrun.jobs import template as template_module
@@ -68,3 +70,27 @@ def test_a_column_wins_over_a_function():
     template = PromptTemplate("{{ range }}")
     assert "range" in template.variables
     assert template.render({"range": "9 km"}) == "9 km"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{{ 'a' * 1000000000 }}", "* makes something longer than"),
+        ("{{ 10000 * ('a' * 1000) }}", "* makes something longer than"),
+        ("{{ ([0] * 1000) * 100000 }}", "* makes something longer than"),
+        ("{{ 9 ** 9 ** 9 }}", "exponent above 64"),
+        (
+            "{% set n = namespace(x='aaaa') %}{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}{{ n.x }}",
+            "+ makes something longer than",
+        ),
+    ],
+)
+def test_operators_that_make_much_of_little_are_stopped_before(text, reason):
+    with pytest.raises(RenderError, match=re.escape(reason)):
+        PromptTemplate(text).render({})
+
+
+def test_plain_sums_and_products_still_work():
+    assert PromptTemplate("{{ 2 * 3 + 4 }} {{ '=' * 3 }} {{ 2 ** 10 }} {{ a + 'c' }}").render({"a": "ab"}) == (
+        "10 === 1024 abc"
+    )

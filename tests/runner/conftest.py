@@ -1,6 +1,7 @@
 """Jobs on the stub engine."""
 
 import json
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,30 @@ import pytest
 import yaml
 
 from specrun.engine.errors import ModelError
+from specrun.engine.request import Request, RequestOutput
 from specrun.engine.testing import StubEngine, WordTokenizer
 from specrun.jobs.spec import JobSpec
 from specrun.policies.base import SpeculationPolicy
-from specrun.policies.registry import make_policy
+from specrun.runner.build import ModelBuilder
+from specrun.runner.retry import retry_job, stored_job
 from specrun.runner.run import JobResult, run_job
+
+
+class RecordingEngine(StubEngine):
+    """Notes which rows it was given."""
+
+    def __init__(self, ran: list[int], **options: Any) -> None:
+        super().__init__(**options)
+        self._ran = ran
+
+    def run(self, requests: Iterable[Request | None]) -> Iterator[RequestOutput]:
+        return super().run(self._noted(requests))
+
+    def _noted(self, requests: Iterable[Request | None]) -> Iterator[Request | None]:
+        for request in requests:
+            if request is not None:
+                self._ran.append(request.request_id)
+            yield request
 
 
 @dataclass
@@ -25,12 +45,14 @@ class StubBuilder:
     options: dict[str, Any] = field(default_factory=dict)
     has_chat_template: bool = False
     num_loads: int = 0
+    ran: list[int] = field(default_factory=list)
+    """Rows that reached an engine, in that order."""
 
     def identity(self, spec: JobSpec) -> dict[str, Any]:
         return {"stub": 1}
 
     def policy(self, spec: JobSpec) -> SpeculationPolicy:
-        return make_policy(spec.speculation.policy.name, **spec.speculation.policy.kwargs)
+        return ModelBuilder().policy(spec)
 
     def max_model_len(self, spec: JobSpec) -> int:
         return int(self.options.get("max_model_len", 4096))
@@ -43,10 +65,11 @@ class StubBuilder:
         options = dict(self.options)
         if "load_error" in options:
             raise ModelError(options["load_error"])
-        for name in ("fail_on", "raise_on"):
+        options.setdefault("request_timeout_s", spec.run.timeout_s)
+        for name in ("fail_on", "raise_on", "slow_on"):
             if name in options:
                 options[name] = tokenizer.token_id(options[name])
-        return StubEngine(**options)
+        return RecordingEngine(self.ran, **options)
 
 
 class Job:
@@ -92,6 +115,23 @@ class Job:
         self.builder = self.stub(**options)
         return run_job(self.spec, builder=self.builder)
 
+    def run_shard(self, index: int, count: int, **options: Any) -> JobResult:
+        """Run one shard; options are StubBuilder's."""
+        self.builder = self.stub(**options)
+        return run_job(JobSpec.load(self.file, [f"run.shard={index}/{count}"]), builder=self.builder)
+
+    def preempt(self, num_polls: int, *overrides: str, **options: Any) -> JobResult:
+        """Run it until the clock, which ticks whenever it is read, has come to num_polls; nothing gets any grace."""
+        self.builder = self.stub(**options)
+        limits = [f"run.max_runtime_s={num_polls}", "run.grace_s=0"]
+        clock: Callable[[], float] = iter(range(1 << 60)).__next__
+        return run_job(JobSpec.load(self.file, [*overrides, *limits]), builder=self.builder, clock=clock)
+
+    def retry(self, *codes: str, overrides: tuple[str, ...] = (), **options: Any) -> JobResult:
+        """Run its failed rows again; options are StubBuilder's."""
+        self.builder = self.stub(**options)
+        return retry_job(stored_job(str(self.out), overrides), codes, builder=self.builder)
+
     @property
     def file(self) -> Path:
         path = self.folder / "job.yaml"
@@ -107,6 +147,11 @@ class Job:
         tables = [pq.read_table(part) for part in sorted((self.out / "data").iterdir())]
         rows: list[dict[str, Any]] = pa.concat_tables(tables).to_pylist() if tables else []
         return rows
+
+    def error_lines(self) -> list[dict[str, Any]]:
+        """What stands in errors.jsonl."""
+        path = self.out / "errors.jsonl"
+        return [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
 
     @property
     def is_success(self) -> bool:

@@ -196,7 +196,7 @@ def test_json_holds_every_run_and_what_it_ran_on(tmp_path, model):
     assert content["identical"] is None and content["num_rows"] == 6 and content["dtype"] == "float32"
     assert content["versions"].keys() >= {"python", "torch", "transformers"}
     assert content["machine"].keys() >= {"cpu", "cores", "memory_bytes", "load_average"}
-    assert content["fingerprint"]["files"][0]["path"].endswith("in.jsonl")
+    assert content["inputs"][0]["path"].endswith("in.jsonl") and content["fingerprint"]["files[0].hash"]
     with pytest.raises(OutputError, match="--save"):
         report.write(tmp_path)
 

@@ -127,8 +127,12 @@ def test_parameters_as_data_files_bring_them():
         ("logit_bias", {"5": float("nan")}),
         ("logit_bias", {"5": 10**400}),
         ("ignore_eos", "false"),
-        ("logprobs", 5),
-        ("best_of", 2),
+        ("logprobs", -2),
+        ("logprobs", True),
+        ("seeds", 2),
+        ("max_tokens", -1),
+        ("temperature", float("inf")),
+        ("top_p", 0),
     ],
 )
 def test_invalid_parameters_are_named(name, value):
@@ -138,6 +142,67 @@ def test_invalid_parameters_are_named(name, value):
     assert error.error_code == "invalid_params" and (error.error_message or "").startswith(f"{name}: ")
     with pytest.raises(InvalidParameter):
         RowSampling({name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("n", 2),
+        ("n", "2"),
+        ("best_of", 2.0),
+        ("logprobs", 5),
+        ("logprobs", 1.0),
+        ("top_logprobs", 3),
+        ("tools", [{"type": "function"}]),
+        ("tool_choice", "auto"),
+        ("response_format", {"type": "json_object"}),
+        ("response_format", '{"type": "text"'),
+        ("structured_outputs", {"regex": "["}),
+        ("guided_json", {}),
+        ("guided_json", {"type": "object"}),
+        ("guided_regex", ""),
+        ("stream", True),
+        ("echo", True),
+        ("suffix", "x"),
+        ("bad_words", ["a"]),
+        ("prompt_logprobs", 0),
+        ("max_completion_tokens", 5),
+    ],
+)
+def test_what_is_not_supported_is_never_passed_over(name, value):
+    batch = build([prompt_row(0, "a", **{name: value}), "b"])
+    (error,) = batch.errors
+    assert (error.row_index, error.error_code) == (0, "unsupported_parameter")
+    message = error.error_message or ""
+    assert message.startswith(f"{name}: ") and ("remove it" in message or "rename it to max_tokens" in message)
+    assert name == "logprobs" or "output.keep_columns" in message
+    assert [request.request_id for request in batch.requests] == [1]
+
+
+def test_unsupported_parameters_that_ask_for_nothing():
+    neutral = {"n": 1.0, "stream": False, "tools": [], "response_format": {"type": "text", "json_schema": None}}
+    sampling = RowSampling({"max_tokens": 3})
+    assert sampling.params(0, None, {**neutral, "tool_choice": "none"}) is sampling.params(1, None, {})
+
+
+def test_a_rows_own_values_win_and_null_is_the_jobs_own():
+    prompt = "one two three"
+    rows = [
+        prompt_row(0, prompt, max_tokens=4, temperature=0, stop="a"),
+        prompt_row(1, prompt),
+        prompt_row(2, prompt, max_tokens=9999, temperature=-1, stop=["b", "c"]),
+        prompt_row(3, prompt, max_tokens=9999),
+        prompt_row(4, prompt, stop=["b", "c"]),
+    ]
+    batch = build(rows, "clamp", temperature=0.5, stop="END")
+    found = {r.request_id: r.sampling_params for r in batch.requests}
+    assert {i: (p.max_tokens, p.temperature, p.stop) for i, p in found.items()} == {
+        0: (4, 0, ("a",)),
+        1: (16, 0.5, ("END",)),
+        3: (61, 0.5, ("END",)),
+        4: (16, 0.5, ("b", "c")),
+    }
+    assert [(row.row_index, row.error_code) for row in batch.errors] == [(2, "invalid_params")]
 
 
 def test_a_number_beyond_every_float_fails_its_row_alone():

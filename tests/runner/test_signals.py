@@ -2,10 +2,12 @@
 
 import os
 import signal
+import time
 
 import pytest
 
 from specrun.runner.stop import Interrupted, StopRequest
+from tests.runner.test_cli import start_stub, wait_for_rows, wait_until
 
 
 class Ended(BaseException):
@@ -41,3 +43,32 @@ def test_the_first_signal_after_the_time_limit_is_not_the_second(monkeypatch):
         send()
         with pytest.raises(Ended, match="143"):
             send()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_progress(job, number):
+    job.prompts(2000)
+    process = start_stub(job, sleep_s=0.1, max_num_seqs=32)
+    wait_for_rows(job, process)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 75, err
+    assert f"stopped early: {number.name} received" in err
+    assert job.report()["state"] == "preempted" and job.report()["exit_code"] == 75
+    done = job.report()["num_rows"]
+    assert 0 < done < 2000
+    assert job.run().exit_code == 0 and len(job.rows()) == 2000
+    assert job.report()["num_ok"] == 2000
+
+
+def test_a_second_signal_ends_at_once(job):
+    job.prompts(2000)
+    process = start_stub(job, sleep_s=20, max_num_seqs=32)
+    wait_until((job.out / ".specrun" / "shard-00000" / "lock").exists, process)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    started = time.monotonic()
+    process.communicate(timeout=10)
+    assert process.returncode == 143 and time.monotonic() - started < 5
