@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q
 
-.PHONY: demo test test-all lint bench clean
+.PHONY: demo test test-all chaos lint bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/specrun submit examples/quickstart/job.yaml
@@ -14,6 +14,11 @@ test: $(VENV)/.dev
 
 test-all: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2
+
+RUNS ?= 200
+
+chaos: $(VENV)/.dev
+	$(BIN)/python -m tests.chaos.chaos --runs $(RUNS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
