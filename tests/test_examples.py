@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from specrun.jobs.row_errors import ROW_ERRORS
 from specrun.jobs.spec import JobSpec
 from specrun.runner.cli import cli
 
@@ -19,6 +20,12 @@ def test_the_two_files_of_prompts_hold_the_same_rows() -> None:
     rows = [json.loads(line) for line in lines]
     assert pq.read_table(QUICKSTART / "prompts.parquet").to_pylist() == rows
     assert len({row["id"] for row in rows}) == len(rows) >= 96
+
+
+def test_the_table_of_error_codes_is_the_one_in_the_code() -> None:
+    text = (ROOT / "jobs" / "README.md").read_text()
+    table = re.findall(r"^\| `(\w+)` \| (.+) \|$", text, re.MULTILINE)
+    assert dict(table) == ROW_ERRORS
 
 
 @pytest.mark.parametrize("job", sorted(ROOT.glob("examples/*/job.yaml")), ids=lambda job: job.parent.name)

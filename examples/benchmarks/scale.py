@@ -2,6 +2,7 @@
 
     python examples/benchmarks/scale.py [--rows 1000000] [--json out/bench-scale.json]
 
+Then the same job killed at nine tenths of its parts and run again: how long until it generates, and what it runs twice.
 Each case runs in a process of its own, so that none inherits the memory of another.
 """
 
@@ -14,7 +15,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from specrun.engine import resolve_checkpoint
+from specrun.engine.request import Request, RequestOutput
 from specrun.engine.testing import StubEngine, WordTokenizer
 from specrun.jobs.spec import JobSpec
 from specrun.policies.base import SpeculationPolicy
@@ -116,17 +118,89 @@ def sampled_rss() -> Iterator[Peak]:
         thread.join()
 
 
-def run_case(form: str, source: Path, folder: Path) -> dict[str, Any]:
-    """Run a job over the file; rows a second from the first look at the input to _SUCCESS, and memory on the way."""
-    spec = JobSpec.model_validate(
+def job_spec(form: str, source: Path, out: Path) -> JobSpec:
+    """The job of every case."""
+    return JobSpec.model_validate(
         {
             "name": f"scale-{form}",
             "model": {"path": "stub"},
             "input": {"path": str(source), "columns": {"id": "id", "prompt": "prompt"}},
             "sampling": {"max_tokens": 16},
-            "output": {"path": str(folder / f"out-{form}")},
+            "output": {"path": str(out)},
         }
     )
+
+
+class WatchedEngine(StubEngine):
+    """Notes which rows it is given, and when the first one comes."""
+
+    def __init__(self) -> None:
+        super().__init__(max_num_seqs=256)
+        self.rows: set[int] = set()
+        self.first_at = 0.0
+
+    def run(self, requests: Iterable[Request | None]) -> Iterator[RequestOutput]:
+        return super().run(self._watch(requests))
+
+    def _watch(self, requests: Iterable[Request | None]) -> Iterator[Request | None]:
+        for request in requests:
+            if request is not None:
+                self.first_at = self.first_at or time.time()
+                self.rows.add(request.request_id)
+            yield request
+
+
+class WatchedBuilder(StubBuilder):
+    """Builds one engine and keeps it."""
+
+    def __init__(self) -> None:
+        self.watched = WatchedEngine()
+
+    def engine(self, spec: JobSpec, tokenizer: TextTokenizer, policy: SpeculationPolicy) -> JobEngine:
+        return self.watched
+
+
+def run_to_be_killed(form: str, source: Path, out: Path) -> None:
+    """The job, in a process that will not see its end."""
+    run_job(job_spec(form, source, out), builder=StubBuilder())
+
+
+def kill_at(parts: int, form: str, source: Path, out: Path) -> None:
+    """Start the job in a process of its own and kill it when so many parts are committed."""
+    process = multiprocessing.get_context("spawn").Process(target=run_to_be_killed, args=(form, source, out))
+    process.start()
+    while process.is_alive() and len(list(out.glob("data/*.parquet"))) < parts:
+        time.sleep(0.005)
+    process.kill()
+    process.join()
+    assert process.exitcode == -9, "it ended before it could be killed"
+
+
+def resume_case(form: str, source: Path, out: Path, started: float) -> dict[str, Any]:
+    """Run the killed job to its end. started: when this process was started, Unix time."""
+    spec = job_spec(form, source, out)
+    committed = [pq.read_metadata(part).num_rows for part in sorted((out / "data").iterdir())]
+    builder = WatchedBuilder()
+    result = run_job(spec, builder=builder)
+    ended, per_part = time.time(), spec.output.rows_per_part
+    num_rows = result.report["num_rows"]
+    names = [int(part.stem.rpartition("-")[2]) for part in sorted((out / "data").iterdir())]
+    assert result.exit_code == 0 and names == list(range(-(-num_rows // per_part)))
+    again = sum(row < sum(committed) for row in builder.watched.rows)
+    return {
+        "case": form,
+        "rows": num_rows,
+        "rows_committed": sum(committed),
+        "rows_run": len(builder.watched.rows),
+        "committed_rows_run_again": again,
+        "seconds_to_first_row": builder.watched.first_at - started,
+        "seconds": ended - started,
+    }
+
+
+def run_case(form: str, source: Path, folder: Path) -> dict[str, Any]:
+    """Run a job over the file; rows a second from the first look at the input to _SUCCESS, and memory on the way."""
+    spec = job_spec(form, source, folder / f"out-{form}")
     with sampled_rss() as rss:
         started = time.perf_counter()
         result = run_job(spec, builder=StubBuilder())
@@ -181,12 +255,15 @@ def main() -> None:
     parser.add_argument("--tokenizer-rows", type=int, default=100_000, help="0 leaves the real tokenizer out")
     parser.add_argument("--json", type=Path, default=Path("out/bench-scale.json"), help="where all numbers go")
     arguments = parser.parse_args()
-    machine, cases = machine_facts(), []
+    machine, cases, resumed = machine_facts(), [], []
     with tempfile.TemporaryDirectory(prefix="specrun-scale-") as name:
         for form, write in WRITERS.items():
             source = Path(name) / f"prompts.{form}"
             in_new_process(write, source, arguments.rows)
             cases.append(in_new_process(run_case, form, source, Path(name)))
+            out = Path(name) / f"killed-{form}"
+            kill_at(max(1, arguments.rows // 10_000 * 9 // 10), form, source, out)
+            resumed.append(in_new_process(resume_case, form, source, out, time.time()))
     if arguments.tokenizer_rows:
         cases.append(in_new_process(run_tokenizer, arguments.tokenizer_rows))
     print(f"{machine['cpu']}, {machine['cores']} cores, load average before: {machine['load_average']:.2f}\n")
@@ -206,7 +283,32 @@ def main() -> None:
             ],
         )
     )
-    content = {"machine": machine, "versions": library_versions(), "cases": cases}
+    print("\nKilled at nine tenths of the parts and run again:\n")
+    columns = [
+        "case",
+        "rows committed",
+        "run by the second run",
+        "of these committed before",
+        "s to first row",
+        "s in all",
+    ]
+    print(
+        markdown_table(
+            columns,
+            [
+                [
+                    case["case"],
+                    f"{case['rows_committed']:,}",
+                    f"{case['rows_run']:,}",
+                    f"{case['committed_rows_run_again']:,}",
+                    f"{case['seconds_to_first_row']:.1f}",
+                    f"{case['seconds']:.1f}",
+                ]
+                for case in resumed
+            ],
+        )
+    )
+    content = {"machine": machine, "versions": library_versions(), "cases": cases, "resumed": resumed}
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     arguments.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     print(f"\nall numbers: {arguments.json}")
