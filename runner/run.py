@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import chain
 from time import monotonic
@@ -89,6 +90,17 @@ def job_sampling(spec: JobSpec) -> RowSampling:
         return RowSampling(spec.sampling.model_dump())
     except InvalidParameter as exc:
         raise ConfigError(f"sampling.{exc}") from exc
+
+
+@contextmanager
+def _settled() -> Iterator[None]:
+    """Keeps the garbage collector from going through libraries and model again and again while rows come and go."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 class _JobRun:
@@ -199,6 +211,7 @@ class _JobRun:
             steps = StepWriter(self._ledger.folder, self._shard, self._ledger.attempt)
             stack.callback(steps.flush)
             pipeline = self._load(status, steps)
+            stack.enter_context(_settled())
             self._stop.start()
             return pipeline.run(chain([first], batches))
 
