@@ -17,7 +17,10 @@ class Shard:
 
     def __post_init__(self) -> None:
         if not 0 <= self.index < self.count:
-            raise ConfigError(f"run.shard: {self} is out of range; shards of {self.count} are 0 to {self.count - 1}")
+            raise ConfigError(
+                f"shard {self} is out of range; shards of {self.count} are 0 to {self.count - 1} "
+                "(run.shard, --shard, or JOB_COMPLETION_INDEX and JOB_COMPLETIONS)"
+            )
 
     @classmethod
     def of(cls, given: str | None, environ: Mapping[str, str]) -> Shard:

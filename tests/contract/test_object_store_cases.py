@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -17,20 +16,8 @@ import pytest
 from specrun.jobs.errors import InputMissing, OutputError
 from tests.contract.program import ROOT
 from tests.contract.stub_jobs import STUB
-from tests.jobs.object_store import Bucket, ObjectServer, environment, object_bucket, object_server
+from tests.jobs.object_store import Bucket, ObjectServer, environment
 from tests.runner.conftest import Job
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ObjectServer]:
-    with object_server() as server:
-        yield server
-
-
-@pytest.fixture
-def bucket(server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
-    with object_bucket(server, monkeypatch) as bucket:
-        yield bucket
 
 
 def to_bucket(job: Job, bucket: Bucket, num_rows: int) -> Job:

@@ -8,21 +8,8 @@ from specrun.jobs import filesystem
 from specrun.jobs.errors import ConfigError
 from specrun.jobs.filesystem import explain, open_filesystem, retrying, transient, used_object_store
 from specrun.jobs.store import open_store
-from tests.jobs.object_store import object_bucket, object_server
 
 SLOW = OSError("AWS Error SLOW_DOWN during PutObject operation: slow")
-
-
-@pytest.fixture(scope="session")
-def server():
-    with object_server() as server:
-        yield server
-
-
-@pytest.fixture
-def bucket(server, monkeypatch):
-    with object_bucket(server, monkeypatch) as bucket:
-        yield bucket
 
 
 def test_pauses_grow_and_differ(monkeypatch):

@@ -20,22 +20,9 @@ from specrun.jobs.errors import StorageError, TemporaryError
 from specrun.jobs.lock import Holder, open_lock
 from specrun.jobs.object_store import ObjectStore
 from specrun.jobs.store import open_store
-from tests.jobs.object_store import object_bucket, object_server
 
 NAME = ".specrun/shard-00000/lock"
 ELSEWHERE = {"hostname": "elsewhere"}
-
-
-@pytest.fixture(scope="session")
-def server():
-    with object_server() as server:
-        yield server
-
-
-@pytest.fixture
-def bucket(server, monkeypatch):
-    with object_bucket(server, monkeypatch) as bucket:
-        yield bucket
 
 
 @pytest.fixture(params=["local", "s3"])

@@ -9,22 +9,9 @@ import pytest
 from specrun.jobs import lines
 from specrun.jobs.errors import ConfigError, InputError, InputMissing, StorageError
 from specrun.jobs.prompts import PromptSource
-from tests.jobs.object_store import object_bucket, object_server
 from tests.jobs.prompt_inputs import job, prompts, read, source
 
 import pyarrow as pa  # isort: skip
-
-
-@pytest.fixture(scope="module")
-def server():
-    with object_server() as found:
-        yield found
-
-
-@pytest.fixture
-def bucket(server, monkeypatch):
-    with object_bucket(server, monkeypatch) as found:
-        yield found
 
 
 def put(bucket, name: str, content: bytes) -> None:

@@ -80,7 +80,7 @@ def test_the_number_of_a_shard(given, environ, expected):
 @pytest.mark.parametrize(
     ("given", "environ", "message"),
     [
-        ("3/3", {}, "run.shard: 3/3 is out of range; shards of 3 are 0 to 2"),
+        ("3/3", {}, "shard 3/3 is out of range; shards of 3 are 0 to 2"),
         (None, {"JOB_COMPLETION_INDEX": "3", "JOB_COMPLETIONS": "3"}, "3/3 is out of range; shards of 3 are 0 to 2"),
         (None, {"JOB_COMPLETION_INDEX": "-1", "JOB_COMPLETIONS": "3"}, "-1/3 is out of range"),
         (None, {"JOB_COMPLETION_INDEX": "0", "JOB_COMPLETIONS": "0"}, "0/0 is out of range"),

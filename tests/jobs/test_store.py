@@ -13,22 +13,9 @@ from specrun.jobs import filesystem
 from specrun.jobs.errors import OutputError, StorageError
 from specrun.jobs.filesystem import is_remote, open_filesystem
 from specrun.jobs.store import LocalStore, open_store
-from tests.jobs.object_store import object_bucket, object_server
 
 LARGE = 11_000_000
 """Bytes that go up in two requests."""
-
-
-@pytest.fixture(scope="session")
-def server():
-    with object_server() as server:
-        yield server
-
-
-@pytest.fixture
-def bucket(server, monkeypatch):
-    with object_bucket(server, monkeypatch) as bucket:
-        yield bucket
 
 
 @pytest.fixture(params=["local", "s3"])

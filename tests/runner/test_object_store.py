@@ -16,20 +16,7 @@ import pytest
 from specrun.jobs.errors import InputMissing, OutputError, StorageError, TemporaryError
 from specrun.runner.cli import run_command
 from specrun.runner.run import run_job
-from tests.jobs.object_store import object_bucket, object_server
 from tests.runner.bucket_jobs import assert_whole, is_success, parts, report, start, table, wait_until, written
-
-
-@pytest.fixture(scope="session")
-def server():
-    with object_server() as server:
-        yield server
-
-
-@pytest.fixture
-def bucket(server, monkeypatch):
-    with object_bucket(server, monkeypatch) as bucket:
-        yield bucket
 
 
 @pytest.fixture
