@@ -1,7 +1,7 @@
 """Jobs on the stub engine."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -120,12 +120,16 @@ class Job:
         self.builder = self.stub(**options)
         return run_job(JobSpec.load(self.file, [f"run.shard={index}/{count}"]), builder=self.builder)
 
-    def preempt(self, num_polls: int, *overrides: str, **options: Any) -> JobResult:
-        """Run it until the clock, which ticks whenever it is read, has come to num_polls; nothing gets any grace."""
-        self.builder = self.stub(**options)
-        limits = [f"run.max_runtime_s={num_polls}", "run.grace_s=0"]
-        clock: Callable[[], float] = iter(range(1 << 60)).__next__
-        return run_job(JobSpec.load(self.file, [*overrides, *limits]), builder=self.builder, clock=clock)
+    def preempt(self, num_rows: int, *overrides: str, is_retry: bool = False, **options: Any) -> JobResult:
+        """Run it until so many rows have come to the engine; then its time is up and nothing gets any grace."""
+        builder = self.builder = self.stub(**options)
+        limits = [*overrides, "run.max_runtime_s=1", "run.grace_s=0"]
+
+        def clock() -> float:
+            return 2.0 if len(builder.ran) >= num_rows else 0.0
+
+        spec = stored_job(str(self.out), limits) if is_retry else JobSpec.load(self.file, limits)
+        return run_job(spec, builder=self.builder, clock=clock, retry_codes=[] if is_retry else None)
 
     def retry(self, *codes: str, overrides: tuple[str, ...] = (), **options: Any) -> JobResult:
         """Run its failed rows again; options are StubBuilder's."""

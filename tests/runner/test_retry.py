@@ -144,8 +144,7 @@ def test_a_retry_that_stopped_half_way_goes_on(failed, how, goes_on):
             failed.retry(raise_on="307", max_num_seqs=4)
         assert failed.report()["state"] == "failed"
     else:
-        clock = ("run.max_runtime_s=0.05", "run.grace_s=0")
-        result = failed.retry(overrides=clock, sleep_s=0.02, max_num_seqs=3)
+        result = failed.preempt(6, is_retry=True, max_num_seqs=3)
         assert (result.exit_code, result.state) == (75, "preempted")
     first = list(failed.builder.ran)
     assert first and not failed.is_success

@@ -190,12 +190,11 @@ def test_the_order_may_change_between_attempts(job):
 
 
 def test_the_time_limit_saves_progress(job):
-    job.prompts(400).set(run__max_runtime_s=0.2, run__grace_s=5)
-    result = job.run(sleep_s=0.05, max_num_seqs=16)
+    job.prompts(400)
+    result = job.preempt(30, max_num_seqs=16)
     assert (result.exit_code, result.state, job.is_success) == (75, "preempted", False)
     assert result.stop_reason is not None and "max_runtime_s" in result.stop_reason
     assert 0 < job.report()["num_rows"] < 400
-    del job.config["run"]
     assert job.run().exit_code == 0
     assert [row["row_index"] for row in job.rows()] == list(range(400))
 
