@@ -13,7 +13,7 @@ test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 test-all: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 $(ARGS)
 
 RUNS ?= 200
 
