@@ -44,19 +44,21 @@ class FinishedJob:
             raise InputMissing(f"{output.location} holds no job ({INDEX} is missing); give a job's output.path")
         folders = [output.shard(Shard(i, index.num_shards)) for i in range(index.num_shards)]
         manifests = [ShardManifest.read(folder) for folder in folders]
-        done = [m for m in manifests if m is not None and m.is_done and m.fingerprint == index.fingerprint_hash]
-        if len(done) < len(manifests):
-            done_ids = set(map(id, done))
-            missing = [i for i, manifest in enumerate(manifests) if id(manifest) not in done_ids]
+        done = {
+            i: manifest
+            for i, manifest in enumerate(manifests)
+            if manifest is not None and manifest.is_done and manifest.fingerprint == index.fingerprint_hash
+        }
+        if missing := [i for i in range(index.num_shards) if i not in done]:
             raise TemporaryError(
                 f"{output.location}: {len(done)} of {index.num_shards} shards are done, missing {_ranges(missing)}; "
                 "run those, then finalize again"
             )
-        parts = [part for manifest in done for part in manifest.parts]
+        parts = [part for manifest in done.values() for part in manifest.parts]
         parts.sort(key=lambda part: (part.row_start, part.sequence))
         _check(output, index, parts)
         reports = [read_report(output.store, folder.report) or {} for folder in folders]
-        return cls(index, parts, max(done, key=lambda manifest: manifest.saved_at), reports)
+        return cls(index, parts, max(done.values(), key=lambda manifest: manifest.saved_at), reports)
 
     @property
     def counts(self) -> RowCounts:

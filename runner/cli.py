@@ -92,9 +92,7 @@ def submit(session: Session, job_file: Path, shard: str | None, overrides: Seque
         progress=lambda status: show_progress(status, sys.stderr),
         warn=_complain,
     )
-    session.exit_code = result.exit_code
-    _print_result(result, is_json, "the job was done before; nothing was run")
-    return result.exit_code
+    return _end_with_result(result, session, is_json, "the job was done before; nothing was run")
 
 
 @cli.command()
@@ -120,9 +118,7 @@ def retry(
         progress=lambda status: show_progress(status, sys.stderr),
         warn=_complain,
     )
-    session.exit_code = result.exit_code
-    _print_result(result, is_json, "no such rows have failed; nothing was run")
-    return result.exit_code
+    return _end_with_result(result, session, is_json, "no such rows have failed; nothing was run")
 
 
 @cli.command()
@@ -144,9 +140,7 @@ def finalize(session: Session, out: str, is_json: bool) -> int:
 
     with OutputFolder(out).finalizing() as folder:
         verdict = finalize_job(folder, token_bytes)
-    session.exit_code = verdict.exit_code
-    _print_result(JobResult(verdict.exit_code, Ending.DONE, verdict.report), is_json)
-    return verdict.exit_code
+    return _end_with_result(JobResult(verdict.exit_code, Ending.DONE, verdict.report), session, is_json)
 
 
 @cli.command()
@@ -252,7 +246,14 @@ def schema() -> int:
     return 0
 
 
-def _print_result(result: JobResult, is_json: bool, was_done: str = "") -> None:
+def _end_with_result(result: JobResult, session: Session, is_json: bool, was_done: str = "") -> int:
+    """Keep the exit code first: it stands also where nobody reads what is printed."""
+    session.exit_code = result.exit_code
+    _print_result(result, is_json, was_done)
+    return result.exit_code
+
+
+def _print_result(result: JobResult, is_json: bool, was_done: str) -> None:
     from .report import print_lines, summary_lines
 
     report = result.report
