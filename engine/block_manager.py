@@ -6,6 +6,9 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import Enum
 
+import numpy as np
+
+from ..policies.base import Int64
 from .request import Request
 
 ROOT = 0
@@ -47,6 +50,8 @@ class BlockManager:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
+        self.generations: Int64 = np.zeros(num_blocks, dtype=np.int64)
+        """[num_blocks] how often each was taken for new content: whether what a drafter wrote there still holds."""
         self._num_users = [0] * num_blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._block_of: dict[PrefixKey, int] = {}
@@ -183,6 +188,7 @@ class BlockManager:
             del self._block_of[key]
             del self._prefix_id[block]
         self._num_users[block] = 1
+        self.generations[block] += 1
         return block
 
     def _release(self, block: int) -> None:

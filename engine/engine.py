@@ -13,8 +13,10 @@ from ..policies.base import Int32, Proposals, SpecDecision, SpeculationPolicy, S
 from .block_manager import BlockManager
 from .checkpoint import Checkpoint
 from .config import EngineConfig
-from .drafters.base import Drafter
+from .drafters.base import DraftBatch, Drafter
+from .drafters.forced import GrammarDrafter
 from .errors import EngineError
+from .grammar import GrammarError
 from .input_batch import SlotTable
 from .memory import num_kv_blocks
 from .request import FinishReason, Request, RequestOutput
@@ -62,8 +64,12 @@ class Engine:
         self.max_num_seqs = config.max_num_seqs or MAX_NUM_SEQS[device]
         self.max_draft_tokens = config.max_draft_tokens if drafter else 0
         self.device_name, self.dtype_name = str(target.device), str(target.dtype).removeprefix("torch.")
-        target.allocate(num_blocks := num_kv_blocks(target, config, self.max_num_seqs))
+        self._proposer = GrammarDrafter(drafter) if drafter else None
+        drafter_bytes = drafter.bytes_per_block if drafter else 0
+        target.allocate(num_blocks := num_kv_blocks(target, config, self.max_num_seqs, drafter_bytes))
         self.blocks = BlockManager(num_blocks, config.block_size, config.enable_prefix_caching)
+        if drafter:
+            drafter.allocate(self.blocks)
         max_num_batched_tokens = config.max_num_batched_tokens or MAX_NUM_BATCHED_TOKENS[device]
         self.scheduler = Scheduler(self.blocks, self.max_num_seqs, max_num_batched_tokens)
         self.slots = SlotTable(self.max_num_seqs, self.max_model_len, config.block_size)
@@ -221,14 +227,20 @@ class Engine:
         return SpecDecision(np.clip(decision.num_draft_tokens, 0, limit).astype(np.int32), decision.reason)
 
     def _draft(self, state: StepState, decision: SpecDecision, batch: Batch) -> None:
-        """Let the drafter propose, the policy trim, and the scheduler find KV slots for what is left."""
+        """Find KV slots for the budgets, let the drafter propose and the policy trim."""
         batch.drafts = [[] for _ in batch.decodes]
-        if self.drafter is None or not decision.num_draft_tokens.any():
+        if self._proposer is None or not decision.num_draft_tokens.any():
             return
-        drafts = self.drafter.propose(batch.decodes, decision.num_draft_tokens)
+        budgets = self.scheduler.reserve_drafts(batch, decision.num_draft_tokens)
+        for request, budget in zip(batch.decodes, budgets.tolist(), strict=True):
+            if budget:
+                self.slots.refresh_blocks(request)
+        drafts = self._proposer.propose(self._draft_batch(state, batch), budgets)
         keep = self.policy.trim(Proposals(state, drafts.num_draft_tokens, drafts.survival))
-        trimmed = [draft[: max(0, k)] for draft, k in zip(drafts.token_ids, keep.tolist(), strict=True)]
-        self.scheduler.fit_drafts(batch, trimmed)
+        batch.drafts = [draft[: max(0, k)] for draft, k in zip(drafts.token_ids, keep.tolist(), strict=True)]
+
+    def _draft_batch(self, state: StepState, batch: Batch) -> DraftBatch:
+        return DraftBatch(batch.decodes, state.slots, self.slots)
 
     def _verify(self, batch: Batch, slots: Int32) -> Verified:
         """One ragged forward pass over prefill chunks, decodes and drafts, and a token for each row of logits."""
@@ -267,6 +279,8 @@ class Engine:
     def _append(self, request: Request, token_ids: list[int], logprobs: list[float | None] | None) -> int:
         """Append tokens until one ends the request; returns how many."""
         for count, token in enumerate(token_ids, start=1):
+            if not self._follows_grammar(request, token):
+                return count - 1
             request.output_token_ids.append(token)
             if logprobs and (logprob := logprobs[count - 1]) is not None:
                 request.logprobs.append(logprob)
@@ -275,14 +289,24 @@ class Engine:
                 return count
         return len(token_ids)
 
+    def _follows_grammar(self, request: Request, token: int) -> bool:
+        """Advance the request's grammar; where it cannot go on, neither can the request."""
+        try:
+            if request.grammar is not None:
+                request.grammar.accept(token)
+        except GrammarError as exc:
+            request.finish_reason, request.error = FinishReason.ERROR, str(exc)
+            return False
+        return True
+
     def _learn(
         self, state: StepState, batch: Batch, committed: Int32, accepted: Int32, num_rows: int, clock: StepClock
     ) -> None:
         """Tell the drafter and the policy what happened, and let finished requests go."""
         drafted = np.fromiter(map(len, batch.drafts), dtype=np.int32, count=len(batch.drafts))
         if drafted.any():
-            assert self.drafter is not None
-            self.drafter.observe(batch.decodes, drafted, accepted)
+            assert self._proposer is not None
+            self._proposer.observe(self._draft_batch(state, batch), drafted, accepted)
             self._acceptance.add(int((drafted > 0).sum()), int(drafted.sum()), int(accepted.sum()))
             self._count_drafts(state, batch, drafted, accepted)
         if state.num_running:

@@ -63,7 +63,7 @@ class SlotTable:
                 new = request.output_token_ids[known - len(request.prompt_token_ids) :]
                 self.token_ids[slot, known : known + len(new)] = new
                 self.num_tokens[slot] += len(new)
-            self._refresh_blocks(request)
+            self.refresh_blocks(request)
         return np.fromiter((r.slot for r in requests), dtype=np.int32, count=len(requests))
 
     def gather(self, batch: Batch, slots: Int32) -> InputBatch:
@@ -71,7 +71,6 @@ class SlotTable:
         for request, draft in zip(batch.decodes, batch.drafts, strict=True):
             if draft:
                 self.token_ids[request.slot, request.num_tokens : request.num_tokens + len(draft)] = draft
-                self._refresh_blocks(request)  # drafts may have grown into new ones since the load
         query_lens = batch.query_lens
         num_rows = int(query_lens.sum())
         cu_seqlens = np.zeros(len(query_lens) + 1, dtype=np.int32)
@@ -95,7 +94,7 @@ class SlotTable:
             logit_rows=np.concatenate([np.arange(num_decode_rows), last_rows]),
         )
 
-    def _refresh_blocks(self, request: Request) -> None:
+    def refresh_blocks(self, request: Request) -> None:
         """Blocks past the computed tokens may have been rolled back and replaced since they were written here."""
         first = request.num_computed_tokens // self.block_size
         self.block_tables[request.slot, first : len(request.block_table)] = request.block_table[first:]

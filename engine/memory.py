@@ -19,15 +19,17 @@ CUDA_ACTIVATIONS = 1 << 30
 """Bytes kept free on a CUDA device for activations and logits of a step."""
 
 
-def num_kv_blocks(target: Target, config: EngineConfig, max_num_seqs: int) -> int:
+def num_kv_blocks(target: Target, config: EngineConfig, max_num_seqs: int, drafter_bytes: int = 0) -> int:
     """As many blocks as max_num_seqs full-length requests can use, or as fit into free memory, whichever is less.
 
+    drafter_bytes: what each block costs the drafter besides.
     Raises EngineError when not even one full block per request fits.
     """
     if config.num_kv_blocks is not None:
         return config.num_kv_blocks
     wanted = max_num_seqs * -(-target.max_model_len // config.block_size)
-    fitting = free_bytes(target.device, config) // target.kv_layout.bytes_per_block(config.block_size)
+    bytes_per_block = target.kv_layout.bytes_per_block(config.block_size) + drafter_bytes
+    fitting = free_bytes(target.device, config) // bytes_per_block
     if fitting < max_num_seqs:
         raise EngineError(
             f"free memory on {target.device} holds {fitting} KV blocks, too few for {max_num_seqs} requests; "

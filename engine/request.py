@@ -6,6 +6,8 @@ import sys
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from .grammar import Grammar
+
 MAX_FLOAT = sys.float_info.max
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy, as in vLLM: dividing by them would leave the range of a float."""
@@ -136,6 +138,8 @@ class Request:
     sampling_params: SamplingParams
     group: int = 0
     """Rows that share a template, for policies that learn by group."""
+    grammar: Grammar | None = None
+    """What the output must follow; advances with it."""
 
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0

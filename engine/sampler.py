@@ -9,12 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from .grammar import GrammarError
 from .noise import gumbel, row_key
 from .request import Request, SamplingParams
 
+Bools = NDArray[np.bool_]
 NUCLEUS = 1024
 """Candidates sorted at first for top-p and min-p; rows that need more are sorted whole."""
 
@@ -49,19 +53,26 @@ class Sampler:
     ) -> tuple[list[int], list[float | None] | None]:
         """logits [L, V], 1 + len(drafts[i]) rows for each request -> L token ids and, where any request asks for them,
         the log probability of each under the unmodified logits."""
-        if all(request.sampling_params.is_plain for request in requests):
+        if all(map(_is_plain, requests)):
             return greedy(logits).tolist(), None
         rows = [LogitRow(r, d[:j]) for r, d in zip(requests, drafts, strict=True) for j in range(len(d) + 1)]
+        token_ids = self.sample_rows(logits, rows)
+        return token_ids.tolist(), _chosen_logprobs(logits, rows, token_ids)
+
+    def sample_rows(self, logits: Tensor, rows: Sequence[LogitRow]) -> Tensor:
+        """logits [L, V] -> [L] token ids, each the same whatever rows are around it."""
+        if all(_is_plain(row.request) for row in rows):
+            return greedy(logits)
         processed = self._process(logits, rows)
         token_ids = greedy(processed)
         noisy = [i for i, row in enumerate(rows) if not row.request.sampling_params.is_greedy]
         if noisy:
             index = torch.tensor(noisy, device=logits.device)
             token_ids[index] = _sample_keyed(processed[index], [rows[i] for i in noisy])
-        return token_ids.tolist(), _chosen_logprobs(logits, rows, token_ids)
+        return token_ids
 
     def _process(self, logits: Tensor, rows: Sequence[LogitRow]) -> Tensor:
-        """Bias, minimum length and penalties, on a copy of the rows that ask for them."""
+        """Bias, penalties, minimum length and grammar, on a copy of the rows where any row asks for them."""
         touched = [i for i, row in enumerate(rows) if self._needs_processing(row)]
         if not touched:
             return logits
@@ -74,16 +85,47 @@ class Sampler:
                 logits[i, ids] += torch.tensor(list(params.logit_bias.values()), device=logits.device).to(logits.dtype)
             if params.has_penalties:
                 logits[i] = penalize(logits[i], params, rows[i].request.prompt_token_ids, history(rows[i]))
-            if rows[i].num_output_tokens < params.min_tokens:
-                logits[i, torch.tensor(sorted(self._ends(params)), device=logits.device, dtype=torch.long)] = -torch.inf
+            if (banned := self._banned(rows[i], logits.shape[-1])) is not None:
+                logits[i].masked_fill_(torch.from_numpy(banned).to(logits.device), -torch.inf)
         return logits
+
+    def _banned(self, row: LogitRow, vocab_size: int) -> Bools | None:
+        """[V] tokens that may not come next: ends before min_tokens, and what a grammar forbids. A grammar that leaves
+        nothing but an end has its way."""
+        params = row.request.sampling_params
+        banned = np.zeros(vocab_size, dtype=bool)
+        if row.num_output_tokens < params.min_tokens:
+            banned[sorted(self._ends(params))] = True
+        forbidden = _forbidden(row, vocab_size)
+        if forbidden is None:
+            return banned if banned.any() else None
+        both = banned | forbidden
+        return forbidden if both.all() else both
 
     def _needs_processing(self, row: LogitRow) -> bool:
         params = row.request.sampling_params
-        return bool(params.logit_bias) or params.has_penalties or row.num_output_tokens < params.min_tokens
+        is_short = row.num_output_tokens < params.min_tokens
+        return bool(params.logit_bias) or params.has_penalties or is_short or row.request.grammar is not None
 
     def _ends(self, params: SamplingParams) -> frozenset[int]:
         return self.eos_token_ids.union(params.stop_token_ids)
+
+
+def _is_plain(request: Request) -> bool:
+    return request.sampling_params.is_plain and request.grammar is None
+
+
+def _forbidden(row: LogitRow, vocab_size: int) -> Bools | None:
+    """[V] what the row's grammar forbids. None also where it cannot say or leaves nothing: the token that is then
+    sampled is refused when it is to be committed, if the row ever gets there."""
+    if row.request.grammar is None:
+        return None
+    try:
+        mask = row.request.grammar.mask(row.drafts)
+    except GrammarError:
+        return None
+    legal = np.unpackbits(mask.view(np.uint8), count=vocab_size, bitorder="little").view(bool)
+    return ~legal if legal.any() else None
 
 
 def greedy(logits: Tensor) -> Tensor:

@@ -93,12 +93,13 @@ class Scheduler:
         batch.num_preemptions = self._num_preemptions
         return batch
 
-    def fit_drafts(self, batch: Batch, drafts: list[list[int]]) -> None:
-        """Give drafts their KV slots; what finds no block is dropped, since guesses never preempt."""
-        for request, draft in zip(batch.decodes, drafts, strict=True):
-            while draft and not self.blocks.grow(request, request.num_tokens + len(draft)):
-                draft.pop()
-        batch.drafts = drafts
+    def reserve_drafts(self, batch: Batch, num_draft_tokens: Int32) -> Int32:
+        """Give drafts their KV slots; returns for how many [R] there is room, since guesses never preempt."""
+        fitting = num_draft_tokens.tolist()
+        for i, request in enumerate(batch.decodes):
+            while fitting[i] and not self.blocks.grow(request, request.num_tokens + fitting[i]):
+                fitting[i] -= 1
+        return np.array(fitting, dtype=np.int32)
 
     def finish(self, request: Request) -> None:
         """Take a finished request out, be it running or waiting after a preemption; give its blocks and slot back."""

@@ -20,9 +20,12 @@ class StopChecker:
         """Why the request ends with its last token, and its stop_reason set; None when it goes on."""
         params = request.sampling_params
         num_output = len(request.output_token_ids)
+        token = request.output_token_ids[-1]
+        is_eos = token in self.eos_token_ids and not params.ignore_eos
+        if is_eos and request.grammar is not None:  # which has nothing else to say, whatever min_tokens asks for
+            return FinishReason.STOP
         if num_output >= params.min_tokens:
-            token = request.output_token_ids[-1]
-            if token in self.eos_token_ids and not params.ignore_eos:
+            if is_eos:
                 return FinishReason.STOP
             if token in params.stop_token_ids:
                 request.stop_reason = str(token)

@@ -10,10 +10,13 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .request import FinishReason, Request, RequestOutput
 from .trace import EngineStats, StepRecord
+
+if TYPE_CHECKING:
+    from .drafters.base import Drafter
 
 WORD_START = 256
 FIRST_WORD = 257
@@ -107,7 +110,8 @@ class StubEngine:
     `run` raise RuntimeError; one that holds `slow_on` runs for `slow_steps` steps, while the others go on. With a
     `seed`, half of the running requests (picked at random) finish in each step; without, all of them. Each step sleeps
     `sleep_s` seconds; a request that has run for `request_timeout_s` of them ends with finish_reason timeout. With
-    `num_draft_tokens` > 0 every request counts one draft of that many tokens, as many accepted as its output allows.
+    `num_draft_tokens` > 0 every request counts one draft of that many tokens, as many accepted as its output allows. A
+    `drafter` is carried along and asked for nothing.
     """
 
     device_name = "stub"
@@ -126,7 +130,9 @@ class StubEngine:
         request_timeout_s: float | None = None,
         seed: int | None = None,
         num_draft_tokens: int = 0,
+        drafter: Drafter | None = None,
     ) -> None:
+        self.drafter = drafter
         self.max_model_len = max_model_len
         self.max_num_seqs = max_num_seqs
         self.stats = EngineStats()

@@ -6,14 +6,13 @@ length, so a policy reads survival estimates that were measured on this job.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ...policies.base import Int32
 from ..request import Request
-from .base import Drafts
+from .base import DraftBatch, Drafter, Drafts
 
 PRIOR = (1.0, 2.0)
 """Accepted and graded draft tokens that each match length starts from: 0.5, worth two observations."""
@@ -30,7 +29,7 @@ class _Index:
     """Of the drafts now in verification."""
 
 
-class NgramDrafter:
+class NgramDrafter(Drafter):
     """Drafts for each request alone, by index, without weights. Costs nothing in steps that ask for no drafts."""
 
     kind = "ngram"
@@ -44,11 +43,11 @@ class NgramDrafter:
         self._accepted = np.full(max_match + 1, PRIOR[0])
         self._graded = np.full(max_match + 1, PRIOR[1])
 
-    def propose(self, requests: Sequence[Request], num_draft_tokens: Int32) -> Drafts:
+    def propose(self, batch: DraftBatch, num_draft_tokens: Int32) -> Drafts:
         """See Drafter. The survival of draft j is p ** (j + 1), p the acceptance measured for the match length."""
         token_ids: list[list[int]] = []
-        rates = np.zeros(len(requests))
-        for i, (request, budget) in enumerate(zip(requests, num_draft_tokens.tolist(), strict=True)):
+        rates = np.zeros(len(batch.requests))
+        for i, (request, budget) in enumerate(zip(batch.requests, num_draft_tokens.tolist(), strict=True)):
             drafts, match_len = self._lookup(request, budget) if budget else ([], 0)
             token_ids.append(drafts)
             if drafts:
@@ -59,10 +58,10 @@ class NgramDrafter:
         survival[np.arange(width) >= lens[:, None]] = 0
         return Drafts(token_ids, survival.astype(np.float32))
 
-    def observe(self, requests: Sequence[Request], num_draft_tokens: Int32, num_accepted_tokens: Int32) -> None:
+    def observe(self, batch: DraftBatch, num_draft_tokens: Int32, num_accepted_tokens: Int32) -> None:
         """Count accepted and graded drafts by match length; a draft after the first refusal is not graded."""
         for request, drafted, accepted in zip(
-            requests, num_draft_tokens.tolist(), num_accepted_tokens.tolist(), strict=True
+            batch.requests, num_draft_tokens.tolist(), num_accepted_tokens.tolist(), strict=True
         ):
             if drafted:
                 match_len = self._index[request].match_len

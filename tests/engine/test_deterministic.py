@@ -8,7 +8,10 @@ import pytest
 import torch
 
 from specrun.engine import EngineConfig, SamplingParams
+from specrun.engine.drafters.draft_model import DraftModelDrafter
+from specrun.engine.drafters.hybrid import SuffixThenModel
 from specrun.engine.drafters.ngram import NgramDrafter
+from specrun.engine.drafters.suffix import SuffixDrafter
 from specrun.engine.engine import Engine
 from specrun.engine.target import Target
 from specrun.policies.base import SpeculationPolicy
@@ -56,6 +59,21 @@ def test_a_few_prompts(target):
     prompts = smollm2.prompts(4, longest=60)
     size = 4 if target.dtype is torch.bfloat16 else 2
     check(target, prompts[:size], 3 * size, SCHEDULES, {"max_num_seqs": 1, "enable_prefix_caching": False})
+
+
+@pytest.mark.slow
+def test_every_drafter(target):
+    """A draft model's own rows, on the same blocks, are as little to be seen in the output as an index that grows."""
+    prompts = smollm2.prompts(3, longest=60)
+    expected = generate(target, prompts, 8, Budget(0), max_num_seqs=1, enable_prefix_caching=False)
+    first_layers = smollm2.model(target.dtype)
+    del first_layers.model.layers[15:]
+    suffix = SuffixDrafter()
+    suffix.seed([tokens[:6] for tokens, _ in expected])
+    draft_model = DraftModelDrafter(Target(first_layers, EngineConfig()), target)
+    for drafter, policy in ((suffix, Budget(3)), (SuffixThenModel(suffix, draft_model), RandomPolicy(6))):
+        got = generate(target, prompts, 8, policy, drafter, max_num_seqs=2)
+        assert got == expected, drafter.kind
 
 
 @pytest.mark.slow

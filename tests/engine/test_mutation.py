@@ -136,14 +136,14 @@ def test_sees_a_kv_slot_that_is_one_off_after_a_rollback(monkeypatch):
 
 def test_sees_block_tables_from_before_the_drafts(monkeypatch):
     """Drafts may grow into a new block after the tables of the step were loaded."""
-    gather = SlotTable.gather
+    draft = Engine._draft
 
-    def stale(self, batch, slots):
+    def stale(self, state, decision, batch):
         with monkeypatch.context() as patch:
-            patch.setattr(SlotTable, "_refresh_blocks", lambda self, request: None)
-            return gather(self, batch, slots)
+            patch.setattr(SlotTable, "refresh_blocks", lambda self, request: None)
+            return draft(self, state, decision, batch)
 
-    monkeypatch.setattr(SlotTable, "gather", stale)
+    monkeypatch.setattr(Engine, "_draft", stale)
     assert differing()
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from specrun.engine import Request, SamplingParams
 from specrun.engine.drafters.ngram import NgramDrafter
+from tests.engine.tiny_models import draft_batch
 
 
 def request(prompt, output=()) -> Request:
@@ -15,7 +16,7 @@ def request(prompt, output=()) -> Request:
 
 def propose(drafter: NgramDrafter, *asked):
     """asked: (request, budget) pairs."""
-    return drafter.propose([r for r, _ in asked], np.array([k for _, k in asked], np.int32))
+    return drafter.propose(draft_batch([r for r, _ in asked]), np.array([k for _, k in asked], np.int32))
 
 
 def draft(prompt, output=(), budget=3, **options) -> list[int]:
@@ -89,7 +90,7 @@ def test_survival_follows_the_acceptance_measured_for_the_match_length():
     drafts = propose(drafter, (long, 3), (short, 2))
     assert drafts.survival.shape == (2, 3) and drafts.num_draft_tokens.tolist() == [3, 2]
     np.testing.assert_allclose(drafts.survival, [[0.5, 0.25, 0.125], [0.5, 0.25, 0]])
-    drafter.observe([long, short], np.array([3, 2], np.int32), np.array([3, 0], np.int32))
+    drafter.observe(draft_batch([long, short]), np.array([3, 2], np.int32), np.array([3, 0], np.int32))
     drafts = propose(drafter, (long, 3), (short, 2))
     np.testing.assert_allclose(drafts.survival[:, 0], [4 / 5, 1 / 3], rtol=1e-6)
 

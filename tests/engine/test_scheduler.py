@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
 from specrun.engine import Request, SamplingParams
@@ -154,7 +155,8 @@ def test_drafts_take_only_free_blocks():
     s.add(second)
     advance(s, s.schedule())
     batch = s.schedule()
-    s.fit_drafts(batch, [[1, 2, 3], [4, 5, 6]])
+    fitting = s.reserve_drafts(batch, np.array([3, 3], np.int32)).tolist()
+    batch.drafts = [[1, 2, 3][: fitting[0]], [4, 5, 6][: fitting[1]]]
     assert batch.drafts == [[1, 2, 3], []], "the third block goes to the first; nobody is preempted for a guess"
     assert batch.query_lens.tolist() == [4, 1]
     assert s.blocks.num_free == 0
@@ -174,7 +176,8 @@ def test_random_runs_finish_and_give_everything_back(seed):
         batch = s.schedule()
         assert batch.requests, "a step always has work"
         assert len({r.slot for r in s.running}) == len(s.running) <= 4
-        s.fit_drafts(batch, [[1] * rng.randrange(4) for _ in batch.decodes])
+        budgets = np.array([rng.randrange(4) for _ in batch.decodes], np.int32)
+        batch.drafts = [[1] * rng.randint(0, fitting) for fitting in s.reserve_drafts(batch, budgets).tolist()]
         for r, n in zip(batch.requests, batch.query_lens.tolist(), strict=True):
             assert len(r.block_table) * 4 >= r.num_computed_tokens + n
         assert batch.num_prefill_tokens <= s.max_num_batched_tokens

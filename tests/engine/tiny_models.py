@@ -12,8 +12,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from specrun.engine import EngineConfig, Request, RequestOutput, SamplingParams
-from specrun.engine.drafters.base import Drafter, Drafts
+from specrun.engine.drafters.base import DraftBatch, Drafter, Drafts
 from specrun.engine.engine import Engine
+from specrun.engine.input_batch import SlotTable
 from specrun.engine.target import Target
 from specrun.policies.base import Int32, Proposals, SpecDecision, SpeculationPolicy, StepState
 
@@ -113,7 +114,7 @@ class RandomPolicy(SpeculationPolicy):
         return self._rng.integers(0, proposals.num_draft_tokens + 1).astype(np.int32)
 
 
-class OracleDrafter:
+class OracleDrafter(Drafter):
     """Knows how each request goes on, and says so with some probability for each token; otherwise it makes one up."""
 
     kind = "oracle"
@@ -122,10 +123,10 @@ class OracleDrafter:
         self._outputs, self._p, self._vocab_size = outputs, p, vocab_size
         self._rng = random.Random(seed)
 
-    def propose(self, requests: Sequence[Request], num_draft_tokens: Int32) -> Drafts:
-        token_ids = [self._guess(r, k) for r, k in zip(requests, num_draft_tokens.tolist(), strict=True)]
+    def propose(self, batch: DraftBatch, num_draft_tokens: Int32) -> Drafts:
+        token_ids = [self._guess(r, k) for r, k in zip(batch.requests, num_draft_tokens.tolist(), strict=True)]
         width = max(map(len, token_ids), default=0)
-        return Drafts(token_ids, np.full((len(requests), width), 0.5, np.float32))
+        return Drafts(token_ids, np.full((len(token_ids), width), 0.5, np.float32))
 
     def _guess(self, request: Request, budget: int) -> list[int]:
         known = self._outputs.get(request.request_id, [])
@@ -134,11 +135,19 @@ class OracleDrafter:
         made_up = [self._rng.randrange(self._vocab_size) for _ in range(budget)]
         return [known[start + j] if right[j] and start + j < len(known) else made_up[j] for j in range(budget)]
 
-    def observe(self, requests: Sequence[Request], num_draft_tokens: Int32, num_accepted_tokens: Int32) -> None:
+    def observe(self, batch: DraftBatch, num_draft_tokens: Int32, num_accepted_tokens: Int32) -> None:
         assert (num_accepted_tokens <= num_draft_tokens).all()
 
     def forget(self, request: Request) -> None:
         return None
+
+
+def draft_batch(requests: Sequence[Request], max_model_len: int = 1024, block_size: int = 16) -> DraftBatch:
+    """What a drafter sees of these requests, as an engine would load them; gives slots to those that have none."""
+    table = SlotTable(len(requests), max_model_len, block_size)
+    for slot, request in enumerate(requests):
+        request.slot = slot
+    return DraftBatch(requests, table.load(list(requests)), table)
 
 
 def make_prompts(num: int, seed: int, longest: int = 40) -> list[list[int]]:
