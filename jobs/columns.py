@@ -10,12 +10,16 @@ from typing import Any
 import pyarrow as pa
 
 from .errors import ConfigError
+from .response_format import FORMAT_KEYS
 from .schema import OUTPUT_COLUMNS
 from .sections import SamplingSpec
 from .spec import JobSpec
 from .template import PromptTemplate
 
-SAMPLING_KEYS = frozenset(SamplingSpec.model_fields)
+SAMPLING_KEYS = FORMAT_KEYS.union(SamplingSpec.model_fields)
+"""Parameters that count for their row. A column of such a name is one, also where it is carried or used by a template:
+a row without what it asks for would be no better than one with another temperature.
+"""
 
 UNSUPPORTED_KEYS: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": ([],),
@@ -26,20 +30,15 @@ UNSUPPORTED_KEYS: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
-    "guided_choice": ([],),
     "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
     "include_stop_str_in_output": (False,),
     "length_penalty": (1,),
     "max_completion_tokens": (),
     "max_new_tokens": (),
     "n": (1,),
     "prompt_logprobs": (),
-    "response_format": ({"type": "text"},),
     "skip_special_tokens": (True,),
     "stream": (False,),
-    "structured_outputs": (),
     "suffix": ("",),
     "tool_choice": ("none",),
     "tools": ([],),

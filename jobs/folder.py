@@ -18,11 +18,14 @@ from .store import LocalStore, open_store, storage_errors
 
 PART_NAME = re.compile(r"part-(\d{5,})-(\d{6,})\.parquet")
 """Parts in data/: shard, sequence."""
+INDEX_NAME = re.compile(r"part-(\d{5,})\.parquet")
+"""Files in suffix_index/: shard."""
 _STEPS_NAME = re.compile(r"part-\d{5,}-\d+-\d+\.parquet")
 
 DATA = "data"
 METRICS = "metrics"
 STEPS = "metrics/steps"
+SUFFIX_INDEX = "suffix_index"
 JOB_PARQUET = "metrics/job.parquet"
 SUCCESS = "_SUCCESS"
 MANIFEST = "manifest.json"
@@ -92,7 +95,7 @@ class OutputFolder:
         """
         store = self.store
         store.delete(SUCCESS)
-        for folder, pattern in ((DATA, PART_NAME), (STEPS, _STEPS_NAME)):
+        for folder, pattern in ((DATA, PART_NAME), (STEPS, _STEPS_NAME), (SUFFIX_INDEX, INDEX_NAME)):
             for entry in store.list(folder):
                 if pattern.fullmatch(entry):
                     store.delete(f"{folder}/{entry}")

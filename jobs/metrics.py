@@ -42,9 +42,20 @@ class JobMetrics:
     finished_at: datetime | None = None
     model: str = ""
     revision: str | None = None
+    content_hash: str | None = None
+    """Of the model's files."""
     device: str = ""
     dtype: str = ""
     method: str = ""
+    """How drafts were made: speculation.method, or what auto chose."""
+    method_reason: str | None = None
+    """Why auto chose it; None where the job named it."""
+    draft_model: str | None = None
+    draft_revision: str | None = None
+    draft_content_hash: str | None = None
+    drafter_facts: dict[str, float] = field(default_factory=dict)
+    """What the drafter says about itself at the end of the last attempt, or of the last shard; what is named num_* is
+    summed over them."""
     policy: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     """Library -> version."""
@@ -116,8 +127,9 @@ class JobMetrics:
         metrics = cls(rows=rows, shards=len(reports))
         for report in filter(None, reports):
             metrics.add_stats({**report, "num_accepted_tokens_per_pos": report["num_accepted_tokens_per_pos"] or []})
-            for name in ("job", "model", "revision", "device", "dtype", "method", "policy", "versions"):
-                setattr(metrics, name, report[name])
+            for name in _SAME_IN_ALL:
+                setattr(metrics, name, report.get(name))
+            metrics.drafter_facts = _merge_facts(metrics.drafter_facts, report.get("drafter_facts") or {})
             times = {name: datetime.fromisoformat(report[name]) for name in ("started_at", "finished_at")}
             metrics.started_at = min(metrics.started_at or times["started_at"], times["started_at"])
             metrics.finished_at = max(metrics.finished_at or times["finished_at"], times["finished_at"])
@@ -137,6 +149,7 @@ class JobMetrics:
         if began := previous.get("started_at"):
             merged.started_at = datetime.fromisoformat(began)
         merged.peak_rss_bytes = max(self.peak_rss_bytes, previous.get("peak_rss_bytes", 0))
+        merged.drafter_facts = _merge_facts(previous.get("drafter_facts") or {}, self.drafter_facts)
         return merged
 
     def to_row(self) -> dict[str, Any]:
@@ -152,6 +165,11 @@ _COUNTERS = frozenset(
     for f in fields(JobMetrics)
     if f.name.endswith("_s") or (f.name.startswith("num_") and f.name != "num_accepted_tokens_per_pos")
 )
+_SAME_IN_ALL = (
+    *("job", "model", "revision", "content_hash", "device", "dtype", "method", "method_reason"),
+    *("draft_model", "draft_revision", "draft_content_hash", "policy", "versions"),
+)
+"""Of these a job has what its last shard has."""
 _RATES = [name for name in JOB_SCHEMA.names if isinstance(getattr(JobMetrics, name, None), property)]
 
 
@@ -164,10 +182,16 @@ def _add_positions(one: list[int], other: list[int]) -> list[int]:
     return [sum(counts[i] for counts in (one, other) if i < len(counts)) for i in range(length)]
 
 
+def _merge_facts(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """Those of the later attempt or shard, counts added up; one that loaded no drafter has none."""
+    counts = {name: before[name] + after.get(name, 0) for name in before if name.startswith("num_")}
+    return {**(after or before), **counts}
+
+
 def write_job_metrics(folder: WorkFolder, metrics: JobMetrics) -> None:
     """Writes metrics/job.parquet: one row."""
     row = metrics.to_row()
-    for name in ("versions", "error_codes", "finish_reasons"):
+    for name in ("versions", "error_codes", "finish_reasons", "drafter_facts"):
         row[name] = [{"name": key, "value": value} for key, value in sorted(row[name].items())]
     _write_table(folder, pa.Table.from_pylist([row], schema=JOB_SCHEMA), JOB_PARQUET)
 

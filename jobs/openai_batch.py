@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from .openai_body import BODY_KEYS, CHAT_URL, COMPLETIONS_URL, check_keys, name_of, sampling_of, shown
+from .openai_body import BODY_KEYS, CHAT_URL, COMPLETIONS_URL, check_keys, sampling_of
 from .row_errors import (
     EMPTY_PROMPT,
     INVALID_MESSAGES,
@@ -21,6 +21,8 @@ from .row_errors import (
     PARSE_ERROR,
     UNSUPPORTED_PARAMETER,
     RowFailure,
+    name_of,
+    shown,
 )
 
 _ENVELOPE = ("custom_id", "method", "url", "body")
@@ -42,7 +44,8 @@ class BatchRequest:
     """Each with role (system, user, assistant) and content (text) alone."""
     prompt: str | None = None
     params: dict[str, Any] = field(default_factory=dict)
-    """Sampling parameters under the names of SamplingParams: of the right type, their range not checked."""
+    """Sampling parameters under the names of SamplingParams: of the right type, their range not checked. And
+    response_format, a ResponseFormat, or None where the line asks for plain text."""
     error: tuple[str, str] | None = None
     """Code and message of a line that cannot run."""
 
@@ -52,7 +55,8 @@ def parse_line(record: Any, served_model_name: str) -> BatchRequest:
 
     Errors: parse_error (custom_id, method, url or body is not what the API asks for), unsupported_parameter (a url, a
     key or a value that is not honoured), model_not_found (a body's model is not served_model_name), invalid_params
-    (a wrong type; max_tokens and max_completion_tokens differ), invalid_messages, null_prompt and empty_prompt.
+    (a wrong type; max_tokens and max_completion_tokens differ), invalid_response_format, invalid_messages, null_prompt
+    and empty_prompt.
     """
     request = BatchRequest()
     try:

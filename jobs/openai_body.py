@@ -8,14 +8,15 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .row_errors import INVALID_PARAMS, UNSUPPORTED_PARAMETER, RowFailure
+from .response_format import FORMAT_KEYS, read_format
+from .row_errors import INVALID_PARAMS, NOUNS, UNSUPPORTED_PARAMETER, RowFailure, name_of, shown
 
 CHAT_URL = "/v1/chat/completions"
 COMPLETIONS_URL = "/v1/completions"
 
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,17}")
 _MOST_NAMED = 8
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_MENDS = {"guided_grammar": "use guided_json, guided_regex or guided_choice"}
 
 
 def check_keys(url: str, body: Mapping[str, Any]) -> None:
@@ -28,6 +29,7 @@ def check_keys(url: str, body: Mapping[str, Any]) -> None:
         other = next((name for name, keys in BODY_KEYS.items() if key in keys), None)
         near = difflib.get_close_matches(key[:64], BODY_KEYS[url], n=1, cutoff=0.8)
         hint = f"belongs to {other}" if other else f"did you mean {near[0]}?" if near else "leave it out"
+        hint = _MENDS.get(key, hint)
         texts.append(f"{name_of(key)}: not supported by {url} here; {hint}")
     if len(unknown) > _MOST_NAMED:
         texts.append(f"and {len(unknown) - _MOST_NAMED} more")
@@ -37,7 +39,8 @@ def check_keys(url: str, body: Mapping[str, Any]) -> None:
 def sampling_of(url: str, body: Mapping[str, Any]) -> dict[str, Any]:
     """Sampling parameters of a body whose keys are all known, under our names.
 
-    Raises RowFailure: invalid_params for a wrong type, unsupported_parameter for a value that is not honoured.
+    Raises RowFailure: invalid_params for a wrong type, unsupported_parameter for a value that is not honoured,
+    invalid_response_format for a form that is malformed.
     """
     params: dict[str, Any] = {}
     for key, value in body.items():
@@ -47,6 +50,9 @@ def sampling_of(url: str, body: Mapping[str, Any]) -> dict[str, Any]:
             _check_only(key, value)
         elif key in _NO_EFFECT:
             _check_type(key, value, (_NO_EFFECT[key],))
+        elif key in FORMAT_KEYS:
+            _check_type(key, value, _FORMATS[key])
+    params.update(read_format(body))
     if "max_completion_tokens" in body:
         limit = _whole("max_completion_tokens", body["max_completion_tokens"])
         if params.setdefault("max_tokens", limit) != limit:
@@ -82,7 +88,7 @@ def _check_only(key: str, value: Any) -> None:
 
 def _check_type(key: str, value: Any, types: tuple[type, ...]) -> None:
     if type(value) not in types:  # not isinstance: true is no number
-        allowed = " or ".join(_NOUNS[each] for each in types)
+        allowed = " or ".join(NOUNS[each] for each in types)
         raise RowFailure(INVALID_PARAMS, f"{key}: must be {allowed}, got {shown(value)}")
 
 
@@ -143,6 +149,15 @@ _SAMPLING: dict[str, Callable[[str, Any], Any]] = {
 }
 """Honoured by both urls, the API's own and those that vLLM adds to it."""
 
+_FORMATS: dict[str, tuple[type, ...]] = {
+    "response_format": (dict,),
+    "structured_outputs": (dict,),
+    "guided_json": (dict, str),
+    "guided_regex": (str,),
+    "guided_choice": (list,),
+}
+"""The API's key and vLLM's for what an output must look like."""
+
 _ONLY: dict[str, tuple[Any, tuple[type, ...]]] = {
     "n": (1, (int,)),
     "best_of": (1, (int,)),
@@ -154,7 +169,6 @@ _ONLY: dict[str, tuple[Any, tuple[type, ...]]] = {
     "tool_choice": ("none", (str, dict)),
     "functions": ([], (list,)),
     "function_call": ("none", (str, dict)),
-    "response_format": ({"type": "text"}, (dict,)),
     "modalities": (["text"], (list,)),
 }
 """The one value that is accepted, which asks for what happens anyway; and the types that the API has for the key."""
@@ -172,29 +186,9 @@ _NO_EFFECT: dict[str, type] = {
 }
 """Accepted, since they change nothing in an answer: who asks, what is kept and how it is paid."""
 
-_COMMON = {"model", "logprobs", "n", "stream", *_SAMPLING, *_NO_EFFECT}
+_COMMON = {"model", "logprobs", "n", "stream", *_SAMPLING, *_FORMATS, *_NO_EFFECT}
 BODY_KEYS = {
     CHAT_URL: frozenset(_COMMON | {"messages", "max_completion_tokens"} | _ONLY.keys() - {"best_of", "echo", "suffix"}),
     COMPLETIONS_URL: frozenset(_COMMON | {"prompt", "best_of", "echo", "suffix"}),
 }
 """Every key of a body that does not fail its line by its name alone."""
-
-_NOUNS = {str: "text", bool: "true or false", int: "a whole number", list: "a list", dict: "an object"}
-
-
-def name_of(key: str) -> str:
-    """A key as a message shows it: as it is where it is a plain word, so that `key: ...` can be found again."""
-    return key if _PLAIN_NAME.fullmatch(key) else shown(key)
-
-
-def shown(value: Any) -> str:
-    """A value as a message shows it: short, and safe for any depth and size."""
-    if isinstance(value, (dict, list)):
-        return _NOUNS[type(value)]
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, int) and value.bit_length() > 100:  # Python refuses to spell very long numbers
-        return "a number of more than 30 digits"
-    if isinstance(value, str) and len(value) > 60:
-        value = value[:57] + "..."
-    return repr(value)

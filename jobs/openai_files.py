@@ -48,6 +48,7 @@ _STATUS = {
     row_errors.ENCODING_ERROR: 400,
     row_errors.INVALID_PARAMS: 400,
     row_errors.UNSUPPORTED_PARAMETER: 400,
+    row_errors.INVALID_RESPONSE_FORMAT: 400,
     row_errors.PROMPT_TOO_LONG: 400,
     row_errors.MODEL_NOT_FOUND: 404,
     row_errors.ENGINE_ERROR: 500,

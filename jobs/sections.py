@@ -1,12 +1,16 @@
-"""The sections of job.yaml. Every key that specrun understands is in this file."""
+"""The sections of job.yaml. Every key that specrun understands is in this file or in speculation.py."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 
 from .fields import Float, Int, Location, Strings, Text
+from .response_format import FORMAT_JSON_SCHEMA, check_response_format
+
+ContentHash = Annotated[str, Field(pattern="^sha256:[0-9a-f]{64}$")]
+"""Of a checkpoint's files."""
 
 
 class Section(BaseModel):
@@ -27,7 +31,9 @@ class ModelSpec(Section):
     path: Text
     """A local folder, a .gguf file, a hub id or package:NAME."""
     revision: str | None = None
-    """Branch, tag or commit of a hub id."""
+    """Branch, tag or commit of a hub id; job.resolved.yaml has the commit that was found."""
+    content_hash: ContentHash | None = None
+    """Refuse files other than those of this hash, which stands in job.resolved.yaml; null takes what is there."""
     dtype: Literal["auto", "float64", "float32", "bfloat16", "float16"] = "auto"
     max_model_len: Annotated[Int, Field(ge=1)] | None = None
     """Most tokens, prompt and output, in a row; null is what the model was made for."""
@@ -35,34 +41,6 @@ class ModelSpec(Section):
     """The name that OpenAI batch lines give as their model; null is `path`."""
     trust_remote_code: bool = False
     """Let a checkpoint run Python code that it brings along."""
-
-
-class PolicySpec(Section):
-    """Who decides how far to speculate; keys besides `name` go to the policy."""
-
-    model_config = ConfigDict(extra="allow", json_schema_extra={"type": ["object", "string"]})
-
-    name: Text = "batch_threshold"
-    """A known policy or module:Class."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_name(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
-
-    @property
-    def kwargs(self) -> dict[str, Any]:
-        """The policy's own keys."""
-        return dict(self.model_extra or {})
-
-
-class SpeculationSpec(Section):
-    """How drafts are made and who decides about them."""
-
-    method: Literal["none", "ngram"] = "none"
-    max_draft_tokens: Annotated[Int, Field(ge=1)] = 5
-    """Most draft tokens for a request in a step."""
-    policy: PolicySpec = PolicySpec()
 
 
 class ColumnsSpec(Section):
@@ -135,6 +113,11 @@ class SamplingSpec(Section):
     ignore_eos: bool = False
     seed: Int = 0
     logprobs: Int | None = None
+    response_format: (
+        Annotated[dict[str, Any], AfterValidator(check_response_format), WithJsonSchema(FORMAT_JSON_SCHEMA)] | None
+    ) = None
+    """What outputs must look like: {type: json_schema, json_schema: {name: ..., schema: ...}}, {type: json_object},
+    {type: regex, regex: ...} or {type: choice, choice: [...]}."""
 
 
 class OutputSpec(Section):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from .errors import ConfigError
 from .fields import Text
 from .job_file import KeyPath, apply_overrides, escape, expand, hide, parse_job, put_back, read_job_file
 from .problems import describe
+from .response_format import parse_response_format
 from .sections import (
     ColumnsSpec,
     EngineSpec,
@@ -28,8 +29,8 @@ from .sections import (
     RunSpec,
     SamplingSpec,
     Section,
-    SpeculationSpec,
 )
+from .speculation import SpeculationSpec
 
 
 class JobSpec(Section):
@@ -136,6 +137,9 @@ class JobSpec(Section):
         text = self.chat_template_text()
         if text is not None:
             fields["prompt"]["chat_template"] = f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+        if (form := parse_response_format(self.sampling.response_format)) is not None:
+            # As one text, since a fingerprint knows no order of keys and that of a schema's decides the output's.
+            fields["sampling"]["response_format"] = f"{form.type}: {form.value}"
         # One device of a kind rounds like another.
         fields["engine"]["device"] = self.engine.device.partition(":")[0]
         return fields
@@ -157,16 +161,64 @@ class JobSpec(Section):
         values = self.model_dump(mode="json", exclude={"run": {"shard"}})
         templates = {path: text for path, text in self._templates.items() if path != ("run", "shard")}
         resolved = escape(values)
-        for section, key in (("input", "path"), ("output", "path"), ("model", "path"), ("prompt", "chat_template")):
-            given = os.path.expanduser(values[section][key])
+        for path, is_location in self._paths():
+            given = os.path.expanduser(_value(values, path))
             local = os.path.abspath(given)
             # A model may be a hub id and a chat template a word, so of these only what is there is a path.
-            if "://" not in given and (section in ("input", "output") or os.path.exists(local)):
-                resolved[section][key] = escape(local)
-                if (section, key) in templates and not os.path.isabs(given):
-                    templates[section, key] = os.path.join(escape(os.getcwd()), templates[section, key])
+            if "://" not in given and (is_location or os.path.exists(local)):
+                _value(resolved, path[:-1])[path[-1]] = escape(local)
+                written = _written(templates, path)
+                if written is not None and not os.path.isabs(given):
+                    templates[written] = os.path.join(escape(os.getcwd()), templates[written])
         put_back(resolved, templates)
         return yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True, width=1000)
+
+    def _paths(self) -> Iterator[tuple[tuple[str | int, ...], bool]]:
+        """Where paths stand, and whether what stands there is one in any case."""
+        yield from ((("input", "path"), True), (("output", "path"), True))
+        yield from ((("model", "path"), False), (("prompt", "chat_template"), False))
+        speculation = self.speculation
+        if speculation.model is not None:
+            yield ("speculation", "model"), False
+        for place in range(len(speculation.warm_from or ())):
+            yield ("speculation", "warm_from", place), True
+        if speculation.synthetic is not None:
+            yield ("speculation", "synthetic", "replay"), True
+
+    def pinned(self, found: Mapping[str, Mapping[str, str | None]]) -> JobSpec:
+        """The job with the revision and the content_hash that were found for the models of these sections.
+
+        A `${NAME}` stays where it stands for the very value. Raises ConfigError where the job asks for other content.
+        """
+        sections: dict[str, Section] = {}
+        spec = self.model_copy()
+        spec._templates = dict(self._templates)
+        for name, pins in found.items():
+            section: ModelSpec | SpeculationSpec = getattr(self, name)
+            if section.content_hash not in (None, pins["content_hash"]):
+                key = "path" if name == "model" else "model"
+                raise ConfigError(
+                    f"{name}.content_hash: the files of {name}.{key} {getattr(section, key)!r} have "
+                    f"{pins['content_hash']}, the job asks for {section.content_hash}; put those files back, or, for "
+                    f"a job that begins anew, set {name}.content_hash: null"
+                )
+            update = {key: value for key, value in pins.items() if value not in (None, getattr(section, key))}
+            sections[name] = section.model_copy(update=update)
+            for key in update:
+                spec._templates.pop((name, key), None)
+        return spec.model_copy(update=sections)
+
+
+def _value(values: Any, path: tuple[str | int, ...]) -> Any:
+    for key in path:
+        values = values[key]
+    return values
+
+
+def _written(templates: Mapping[KeyPath, str], path: tuple[str | int, ...]) -> KeyPath | None:
+    """The key under which a value came from the environment: its own, or its list's, written as one value."""
+    own = tuple(map(str, path))
+    return own if own in templates else own[:-1] if own[:-1] in templates else None
 
 
 def json_schema() -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Measures policies against each other on a job's own rows: one loaded model, a new engine for every run."""
+"""Measures policies and drafters against each other on a job's own rows: models are loaded once, each run has a new
+engine and a new drafter."""
 
 from __future__ import annotations
 
@@ -10,24 +11,33 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from ..engine.config import EngineConfig
+from ..engine.grammar import Grammar
 from ..engine.request import FinishReason, Request
 from ..engine.trace import StepRecord
 from ..jobs.errors import ConfigError
 from ..jobs.prompts import PromptSource
+from ..jobs.response_format import ResponseFormat
 from ..jobs.spec import JobSpec
 from .bench_report import BenchReport
-from .build import ModelBuilder, engine_config, make_drafter
+from .build import ModelBuilder, engine_config
 from .comparison import BenchRun, Comparison, Outputs, find_forks
-from .contender import Contender, orders
+from .contender import NONE, Contender, orders
 from .conversation import PromptText
-from .fingerprint import job_fingerprint
+from .drafting import choose_method
+from .fingerprint import job_fingerprint, pin
+from .grammar import GrammarCompiler
 from .machine import library_versions, load_average, machine_facts
 from .requests import RequestBuilder
 from .run import job_sampling
+from .sampling import Compile, check_job_format
 from .tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
+    from ..engine.drafters.base import Drafter
     from ..engine.target import Target
+
+MakeDrafter = Callable[[str | None], "Drafter | None"]
+"""A new drafter by a speculation.method, None being the job's own; gives None for `none`."""
 
 WARM_UP_TOKENS = 8
 
@@ -40,13 +50,16 @@ class Bench:
         target: Target,
         config: EngineConfig,
         requests: Sequence[Request],
-        method: str = "ngram",
+        make_drafter: MakeDrafter | None = None,
         token_bytes: Sequence[bytes] | None = None,
         progress: Callable[[str], None] | None = None,
+        new_grammar: Callable[[Grammar], Grammar | None] | None = None,
     ) -> None:
-        """The requests are copied for every run. `progress` hears a line before each."""
+        """The requests are copied for every run, and new_grammar gives each copy its own grammar. Without make_drafter
+        drafts come from n-grams. `progress` hears a line before each run."""
         self.target, self.config, self.requests = target, config, requests
-        self._method, self._token_bytes = method, token_bytes
+        self._new_grammar = new_grammar
+        self._make_drafter, self._token_bytes = make_drafter or _ngram, token_bytes
         self._progress = progress or (lambda line: None)
 
     @property
@@ -86,11 +99,11 @@ class Bench:
         self.target.allocate(0)  # the former engine's KV cache goes before the next one is sized
         limit = max(self.config.max_draft_tokens, contender.num_draft_tokens)
         config = replace(self.config, max_num_seqs=batch, max_draft_tokens=limit)
-        drafter = make_drafter(self._method) if contender.has_drafter else None
+        drafter = self._make_drafter(contender.method if contender.has_drafter else NONE)
         engine = Engine(self.target, config, contender.policy(), drafter, self._token_bytes)
         steps = _StepTimes()
         engine.on_step = steps.add
-        requests = [_fresh(request, max_tokens) for request in self.requests[:num_requests]]
+        requests = [self._fresh(request, max_tokens) for request in self.requests[:num_requests]]
         gc.collect()
         started = time.perf_counter()
         outputs = {output.request_id: output for output in engine.run(requests)}
@@ -117,6 +130,20 @@ class Bench:
         )
         return run, outputs
 
+    def _fresh(self, request: Request, max_tokens: int | None) -> Request:
+        """The same request as it was before any engine saw it."""
+        params = request.sampling_params
+        if max_tokens is not None and max_tokens < params.max_tokens:
+            params = replace(params, max_tokens=max_tokens, min_tokens=min(params.min_tokens, max_tokens))
+        grammar = self._new_grammar(request.grammar) if self._new_grammar and request.grammar else None
+        return Request(request.request_id, request.prompt_token_ids, params, request.group, grammar)
+
+
+def _ngram(method: str | None) -> Drafter | None:
+    from ..engine.drafters.ngram import NgramDrafter
+
+    return None if method == NONE else NgramDrafter()
+
 
 class _StepTimes:
     """Collects from the step records what the engine's totals do not keep."""
@@ -130,6 +157,24 @@ class _StepTimes:
         self.host_s += host_s
         if not record.num_prefill_tokens:
             self.decode_s.append(host_s + record.verify_s)
+
+
+class _Formats:
+    """Remembers what each grammar was made of, since one advances with its request and every run needs a new one."""
+
+    def __init__(self, compiler: GrammarCompiler) -> None:
+        self._compiler = compiler
+        self._format: dict[Grammar, ResponseFormat] = {}
+
+    def compile(self, format: ResponseFormat) -> Grammar:
+        """As GrammarCompiler.compile."""
+        grammar = self._compiler.compile(format)
+        self._format[grammar] = format
+        return grammar
+
+    def again(self, grammar: Grammar) -> Grammar:
+        """A new grammar of the same format."""
+        return self._compiler.compile(self._format[grammar])
 
 
 def run_bench(
@@ -148,16 +193,29 @@ def run_bench(
 
     machine = machine_facts()
     source = PromptSource(spec)
-    fingerprint = job_fingerprint(spec, source.identity(), builder.identity(spec))
+    models = builder.identity(spec), builder.draft_identity(spec)
+    spec = pin(spec, *models)
+    fingerprint = job_fingerprint(spec, source.identity(), *models)
     tokenizer = builder.tokenizer(spec)
     config = replace(engine_config(spec), request_timeout_s=None)  # every contender must finish the same rows
     target = Target.load(builder.checkpoint(spec), config)
-    requests, num_skipped = _job_requests(spec, source, tokenizer, target.max_model_len)
-    bench = Bench(target, config, requests, spec.speculation.method, tokenizer.token_bytes(), progress)
+    formats = _Formats(GrammarCompiler(tokenizer, target.vocab_size, target.eos_token_ids))
+    requests, num_skipped = _job_requests(spec, source, tokenizer, target.max_model_len, formats.compile)
+    drafters = builder.drafters(spec, config, target, tokenizer, with_own=False)
+
+    def make_drafter(method: str | None) -> Drafter | None:
+        drafters.release()  # as the target's KV cache: before the next one is sized
+        return drafters.make(method)
+
+    bench = Bench(target, config, requests, make_drafter, tokenizer.token_bytes(), progress, formats.again)
     comparison = bench.compare(contenders, batches, repeats)
     facts = {
         "job": spec.name,
         "model": spec.model.path,
+        "content_hash": spec.model.content_hash,
+        "method": choose_method(spec.speculation).method,
+        "draft_model": spec.speculation.model,
+        "draft_content_hash": spec.speculation.content_hash,
         "dtype": str(target.dtype).removeprefix("torch."),
         "device": str(target.device),
         "policies": [contender.label for contender in contenders],
@@ -174,11 +232,12 @@ def run_bench(
 
 
 def _job_requests(
-    spec: JobSpec, source: PromptSource, tokenizer: TextTokenizer, max_model_len: int
+    spec: JobSpec, source: PromptSource, tokenizer: TextTokenizer, max_model_len: int, compile: Compile
 ) -> tuple[list[Request], int]:
     """All good rows of the job, and how many bad ones were left out. ConfigError when none is good."""
     text = PromptText(spec, tokenizer)
-    builder = RequestBuilder(tokenizer, text, job_sampling(spec), spec.prompt.overflow, max_model_len)
+    check_job_format(spec, compile)
+    builder = RequestBuilder(tokenizer, text, job_sampling(spec), spec.prompt.overflow, max_model_len, compile=compile)
     batches = [builder.build(batch) for batch in source.batches()]
     requests = [request for batch in batches for request in batch.requests]
     errors = [error for batch in batches for error in batch.errors]
@@ -186,11 +245,3 @@ def _job_requests(
         reason = f"row {errors[0].row_index}: {errors[0].error_message}" if errors else "there are no rows"
         raise ConfigError(f"input.path {spec.input.path!r} has no row to run ({reason}); name another input")
     return requests, len(errors)
-
-
-def _fresh(request: Request, max_tokens: int | None) -> Request:
-    """The same request as it was before any engine saw it."""
-    params = request.sampling_params
-    if max_tokens is not None and max_tokens < params.max_tokens:
-        params = replace(params, max_tokens=max_tokens, min_tokens=min(params.min_tokens, max_tokens))
-    return Request(request.request_id, request.prompt_token_ids, params, request.group)

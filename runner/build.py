@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -12,20 +13,27 @@ from ..jobs.errors import ConfigError
 from ..jobs.spec import JobSpec
 from ..policies.base import SpeculationPolicy
 from ..policies.registry import PolicyError, make_policy
+from .drafting import DrafterLoader, about_draft_model, choose_method
 from .fingerprint import checkpoint_identity
+from .grammar import GrammarCompiler
 from .pipeline import JobEngine
+from .sampling import Compile, check_job_format
 from .tokenizer import TextTokenizer, Tokenizer
 
 if TYPE_CHECKING:
-    from ..engine.drafters.base import Drafter
+    from ..engine.target import Target
 
 
 class Builder(Protocol):
-    """Where run_job gets its parts from; tests bring their own."""
+    """Where run_job gets its parts from; tests bring their own. Subclass it: what only some jobs need has a default."""
 
     def identity(self, spec: JobSpec) -> dict[str, Any]:
         """What of the model decides the outputs, for the fingerprint; quick, loads nothing."""
         ...
+
+    def draft_identity(self, spec: JobSpec) -> dict[str, Any] | None:
+        """The same of the draft model; None for a job that runs none."""
+        return None
 
     def policy(self, spec: JobSpec) -> SpeculationPolicy:
         """The policy of the job; ConfigError when there is no such policy."""
@@ -40,16 +48,28 @@ class Builder(Protocol):
         ...
 
     def engine(self, spec: JobSpec, tokenizer: TextTokenizer, policy: SpeculationPolicy) -> JobEngine:
-        """The engine with its weights loaded; ModelError or EngineError when that fails."""
+        """The engine with its weights loaded; ModelError or EngineError when that fails, ConfigError where nothing can
+        follow the job's own response format."""
         ...
 
+    def grammars(self, tokenizer: TextTokenizer, engine: JobEngine) -> Compile | None:
+        """What makes the grammars of rows with a response format; without it such rows fail."""
+        return None
 
-class ModelBuilder:
-    """Builds the real parts. policy_folder: where a user's own policy module may lie, such as the job file's folder."""
 
-    def __init__(self, policy_folder: Path | None = None) -> None:
+class ModelBuilder(Builder):
+    """Builds the real parts of one job.
+
+    policy_folder: where a user's own policy module may lie, such as the job file's folder. warn: hears what of earlier
+    outputs could not be used.
+    """
+
+    def __init__(self, policy_folder: Path | None = None, warn: Callable[[str], None] = lambda text: None) -> None:
         self._policy_folder = policy_folder
+        self._warn = warn
         self._checkpoint: Checkpoint | None = None
+        self._draft_checkpoint: Checkpoint | None = None
+        self._identities: dict[Checkpoint, dict[str, Any]] = {}
 
     def checkpoint(self, spec: JobSpec) -> Checkpoint:
         """The model's files, looked up once; ModelError when there are none."""
@@ -57,9 +77,28 @@ class ModelBuilder:
             self._checkpoint = resolve_checkpoint(spec.model.path, spec.model.revision)
         return self._checkpoint
 
+    def draft_checkpoint(self, spec: JobSpec) -> Checkpoint:
+        """Those of the draft model, which the job must name."""
+        if self._draft_checkpoint is None:
+            assert spec.speculation.model is not None
+            with about_draft_model():
+                self._draft_checkpoint = resolve_checkpoint(spec.speculation.model, spec.speculation.revision)
+        return self._draft_checkpoint
+
     def identity(self, spec: JobSpec) -> dict[str, Any]:
         """See Builder."""
-        return checkpoint_identity(self.checkpoint(spec))
+        return self._identity(self.checkpoint(spec))
+
+    def draft_identity(self, spec: JobSpec) -> dict[str, Any] | None:
+        """See Builder."""
+        if not choose_method(spec.speculation).has_draft_model:
+            return None
+        return self._identity(self.draft_checkpoint(spec))
+
+    def _identity(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        if checkpoint not in self._identities:
+            self._identities[checkpoint] = checkpoint_identity(checkpoint)
+        return self._identities[checkpoint]
 
     def policy(self, spec: JobSpec) -> SpeculationPolicy:
         """See Builder. With method none the policy is checked, and then never asked."""
@@ -93,17 +132,28 @@ class ModelBuilder:
     def engine(self, spec: JobSpec, tokenizer: TextTokenizer, policy: SpeculationPolicy) -> JobEngine:
         """See Builder."""
         from ..engine.engine import Engine
+        from ..engine.target import Target
 
-        drafter = make_drafter(spec.speculation.method)
-        checkpoint = self.checkpoint(spec)
-        return Engine.load(checkpoint, engine_config(spec), policy, drafter, tokenizer.token_bytes())
+        token_bytes = tokenizer.token_bytes()
+        # Before the weights, and whatever the model ends its outputs with: here an id past all others.
+        check_job_format(spec, GrammarCompiler(tokenizer, len(token_bytes) + 1, [len(token_bytes)]).compile)
+        config = engine_config(spec)
+        target = Target.load(self.checkpoint(spec), config)
+        drafter = self.drafters(spec, config, target, tokenizer).make()
+        return Engine(target, config, policy, drafter, token_bytes)
 
+    def grammars(self, tokenizer: TextTokenizer, engine: JobEngine) -> Compile:
+        """See Builder; `engine` is one of engine()'s."""
+        from ..engine.engine import Engine
 
-def make_drafter(method: str) -> Drafter | None:
-    """The drafter of a `speculation.method`; None for `none`."""
-    from ..engine.drafters.ngram import NgramDrafter
+        assert isinstance(engine, Engine)
+        return GrammarCompiler(tokenizer, engine.target.vocab_size, engine.target.eos_token_ids).compile
 
-    return NgramDrafter() if method == "ngram" else None
+    def drafters(
+        self, spec: JobSpec, config: EngineConfig, target: Target, tokenizer: TextTokenizer, with_own: bool = True
+    ) -> DrafterLoader:
+        """What makes drafters for a target that is loaded; arguments as DrafterLoader's."""
+        return DrafterLoader(spec, config, target, tokenizer, lambda: self.draft_checkpoint(spec), self._warn, with_own)
 
 
 def engine_config(spec: JobSpec) -> EngineConfig:

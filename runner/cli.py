@@ -88,7 +88,7 @@ def submit(session: Session, job_file: Path, shard: str | None, overrides: Seque
     spec = session.spec = JobSpec.load(job_file, _with_shard(overrides, shard))
     result = run_job(
         spec,
-        builder=session.builder or ModelBuilder(job_file.parent),
+        builder=session.builder or ModelBuilder(job_file.parent, _complain),
         progress=lambda status: show_progress(status, sys.stderr),
         warn=_complain,
     )
@@ -114,7 +114,7 @@ def retry(
     result = retry_job(
         spec,
         codes,
-        builder=session.builder or ModelBuilder(Path.cwd()),
+        builder=session.builder or ModelBuilder(Path.cwd(), _complain),
         progress=lambda status: show_progress(status, sys.stderr),
         warn=_complain,
     )
@@ -213,7 +213,8 @@ def bench(
     """Compare policies on a job's own rows; nothing is written to its output.
 
     POLICIES: never, always:K (K draft tokens), batch_threshold:K (off above K rows), acceptance_gate, module:Class,
-    none (no drafter at all), job (the policy as the job has it).
+    none (no drafter at all), job (the policy as the job has it). METHOD/POLICY, as in suffix/always:3, has drafts by
+    another speculation.method than the job's.
     """
     from ..jobs.spec import JobSpec
     from .bench import run_bench
@@ -225,7 +226,7 @@ def bench(
     spec = session.spec = JobSpec.load(job_file, [*overrides, *set_limits])
     contenders = parse_contenders(policies, spec, job_file.parent)
     sizes = parse_batches(batches)
-    report = run_bench(spec, contenders, sizes, repeats, ModelBuilder(job_file.parent), _complain)
+    report = run_bench(spec, contenders, sizes, repeats, ModelBuilder(job_file.parent, _complain), _complain)
     save = save or Path(f"{spec.output.path.rstrip('/')}.bench.json").expanduser()
     _print_bench(report, session)
     report.write(save)

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import orjson
+
 from ..engine.checkpoint import Checkpoint
 from ..jobs.fingerprint import Fingerprint
 from ..jobs.spec import JobSpec
@@ -20,15 +22,38 @@ SAMPLE_BYTES = 1 << 14
 """and samples spread evenly to the end, since a tuned model may differ in some layers only."""
 
 
-def job_fingerprint(spec: JobSpec, inputs: Sequence[Mapping[str, Any]], model: Mapping[str, Any]) -> Fingerprint:
-    """Of the job's own keys, the input's content (PromptSource.identity()) and the model's files.
+Identity = Mapping[str, Any]
+"""Of a checkpoint: its revision and, under other keys, what its content is known by. JSON values."""
+
+
+def job_fingerprint(
+    spec: JobSpec, inputs: Sequence[Mapping[str, Any]], model: Identity, draft: Identity | None = None
+) -> Fingerprint:
+    """Of the job's own keys, the input's content (PromptSource.identity()), the model's files and those of the draft
+    model, where the job has one.
 
     Paths are not part of it: the same rows are the same rows wherever they lie.
     """
     files = [{key: file[key] for key in ("size", "hash")} for file in inputs]
     labels = {f"files[{i}].": f"input file {file['path']} " for i, file in enumerate(inputs)}
     values = {**spec.fingerprint_fields(), "files": files, "weights": dict(model)}
+    if draft is not None:
+        values["draft"] = dict(draft)
     return Fingerprint(values, spec.secret_keys, labels)
+
+
+def pin(spec: JobSpec, model: Identity, draft: Identity | None = None) -> JobSpec:
+    """The job bound to these very models, by revision and content_hash; ConfigError where it is bound to others."""
+    found = {"model": model} if draft is None else {"model": model, "speculation": draft}
+    return spec.pinned(
+        {name: {"revision": i.get("revision"), "content_hash": content_hash(i)} for name, i in found.items()}
+    )
+
+
+def content_hash(identity: Identity) -> str:
+    """One hash over the names and the hashes of a checkpoint's files, wherever they came from."""
+    content = {key: value for key, value in identity.items() if key != "revision"}
+    return f"sha256:{hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()}"
 
 
 def checkpoint_identity(checkpoint: Checkpoint) -> dict[str, Any]:

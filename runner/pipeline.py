@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from time import monotonic
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ..engine.request import Request, RequestOutput
 from ..engine.trace import EngineStats, StepRecord
@@ -22,6 +22,9 @@ from .ordering import RequestWindow
 from .outputs import FAILED, OutputText
 from .requests import RequestBatch, RequestBuilder
 from .stop import GraceOver, StopRequest
+
+if TYPE_CHECKING:
+    from ..engine.drafters.base import Drafter
 
 READ_AHEAD_BATCHES = 4
 UNWRITTEN_ITEMS = 16
@@ -43,6 +46,11 @@ class JobEngine(Protocol):
     max_model_len: int
     device_name: str
     dtype_name: str
+
+    @property
+    def drafter(self) -> Drafter | None:
+        """Where its drafts come from; None where it has none."""
+        ...
 
     def run(self, requests: Iterable[Request | None]) -> Iterator[RequestOutput]:
         """Outputs as they finish; draws requests as capacity frees up. None: nothing is ready yet."""

@@ -7,17 +7,22 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..engine.trace import EngineStats
 from ..jobs.counts import RowCounts
 from ..jobs.folder import PROMETHEUS, REPORT, ShardFolder, WorkFolder
 from ..jobs.metrics import JobMetrics, read_report, write_job_metrics, write_report
 from ..jobs.spec import JobSpec
+from ..jobs.speculation import SpeculationSpec
+from .drafting import choose_method
 from .machine import library_versions
 from .pipeline import JobEngine
 from .status import JobStatus
 from .telemetry import prometheus_text
+
+if TYPE_CHECKING:
+    from ..engine.drafters.base import Drafter
 
 
 class JobRecord:
@@ -29,15 +34,17 @@ class JobRecord:
         self._clock = clock
         self._began = began
         self._stats = EngineStats()
+        self._drafter: Drafter | None = None
         self._previous: dict[str, Any] | None = None
         self._metrics = JobMetrics(
             job=spec.name,
             started_at=datetime.now(UTC),
             model=spec.model.path,
             revision=spec.model.revision,
-            method=spec.speculation.method,
+            content_hash=spec.model.content_hash,
             policy=spec.speculation.policy.name,
             versions=library_versions(),
+            **_drafting(spec.speculation),
         )
 
     def begin(self, attempt: int) -> None:
@@ -48,6 +55,7 @@ class JobRecord:
     def engine_ready(self, engine: JobEngine, load_s: float) -> None:
         """The engine is loaded, and from now on counts."""
         self._stats = engine.stats
+        self._drafter = engine.drafter
         self._metrics.device = engine.device_name
         self._metrics.dtype = engine.dtype_name
         self._metrics.load_s = load_s
@@ -57,10 +65,21 @@ class JobRecord:
         metrics = replace(self._metrics, state=state, exit_code=exit_code, rows=rows, finished_at=datetime.now(UTC))
         metrics.total_s = self._clock() - self._began
         metrics.peak_rss_bytes = _peak_rss_bytes()
+        metrics.drafter_facts = self._drafter.facts() if self._drafter is not None else {}
         metrics.add_stats(asdict(self._stats))
         totals = metrics.merge(self._previous)
         write_report(self._folder, self._folder.report, totals, self._folder.errors)
         return totals
+
+
+def _drafting(speculation: SpeculationSpec) -> dict[str, Any]:
+    """How drafts are made, by the names of JobMetrics."""
+    choice = choose_method(speculation)
+    facts = {"method": choice.method, "method_reason": choice.reason}
+    if choice.has_draft_model:
+        facts["draft_model"] = speculation.model
+        facts["draft_revision"], facts["draft_content_hash"] = speculation.revision, speculation.content_hash
+    return facts
 
 
 def publish(folder: WorkFolder, totals: JobMetrics, results: str | None = None) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from ..jobs.shard import Shard
 from .progress import duration
 
 Line = tuple[str, str]
+SHOWN_DIGITS = 12
+"""Of a hash."""
 
 
 def load_report(location: str) -> dict[str, Any]:
@@ -62,7 +64,9 @@ def full_lines(report: Mapping[str, Any]) -> list[Line]:
         ("job", report["job"]),
         ("state", _state(report)),
         ("model", f"{report['model']} on {report['device'] or '-'} in {report['dtype'] or '-'}"),
+        ("model files", _files(report.get("revision"), report.get("content_hash"))),
         ("speculation", f"{report['method']}, policy {report['policy']}"),
+        *_drafting_lines(report),
         *summary_lines(report),
         ("finish reasons", reasons or "-"),
         ("tokens from cache", f"{report['num_cached_tokens']:,} prompt tokens"),
@@ -71,6 +75,46 @@ def full_lines(report: Mapping[str, Any]) -> list[Line]:
         ("peak memory", f"{report['peak_rss_bytes'] / 1e6:,.0f} MB"),
         ("versions", versions),
     ]
+
+
+def _drafting_lines(report: Mapping[str, Any]) -> list[Line]:
+    """Who drafts and why, and what the drafter says about itself."""
+    lines = []
+    if report.get("method_reason"):
+        lines.append(("chosen by auto", report["method_reason"]))
+    if report.get("draft_model"):
+        lines.append(("draft model", report["draft_model"]))
+        lines.append(("draft model files", _files(report["draft_revision"], report["draft_content_hash"])))
+    facts = dict(report.get("drafter_facts") or {})
+    if "index_tokens" in facts:
+        tokens, rows, seeded = (facts.pop(name, 0) for name in ("index_tokens", "index_rows", "seeded_tokens"))
+        size = f"{facts.pop('index_bytes', 0) / 1e6:,.0f} MB"
+        lines.append(("suffix index", f"{tokens:,.0f} tokens of {rows:,.0f} rows, {seeded:,.0f} seeded, {size}"))
+    lines += _set_and_realised(facts)
+    if facts:
+        named = {name.removeprefix("num_").replace("_", " "): value for name, value in facts.items()}
+        lines.append(("drafter", ", ".join(f"{name} {value:,.6g}" for name, value in named.items())))
+    return lines
+
+
+def _set_and_realised(facts: dict[str, float]) -> list[Line]:
+    """Acceptance by draft position as method synthetic was told it and as it came; taken out of `facts`."""
+    lines = []
+    for position in range(len(facts)):
+        keys = [
+            f"{name}_pos_{position}" for name in ("set_acceptance_rate", "realised_acceptance_rate", "graded_drafts")
+        ]
+        wanted, realised, count = (facts.pop(key, None) for key in keys)
+        if wanted is not None and realised is not None:
+            text = f"set to {wanted:.1%}, realised {realised:.1%} of {count or 0:,.0f}"
+            lines.append((f"draft {position + 1}", text))
+    return lines
+
+
+def _files(revision: str | None, content_hash: str | None) -> str:
+    algorithm, _, digest = (content_hash or "").partition(":")
+    parts = [f"revision {revision}"] * bool(revision) + [f"{algorithm} {digest[:SHOWN_DIGITS]}"] * bool(digest)
+    return ", ".join(parts) or "-"
 
 
 def print_lines(lines: list[Line], stream: TextIO) -> None:

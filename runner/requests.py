@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
+from ..engine.grammar import Grammar
 from ..engine.request import InvalidParameter, Request, SamplingParams
 from ..jobs.prompts import PromptBatch, PromptRow
 from ..jobs.row_errors import (
@@ -20,7 +21,7 @@ from ..jobs.row_errors import (
 )
 from ..jobs.schema import OutputRow
 from .conversation import PromptText
-from .sampling import RowSampling, UnsupportedParameter
+from .sampling import Compile, RowSampling, UnsupportedParameter
 from .tokenizer import TextTokenizer
 
 
@@ -48,14 +49,20 @@ class RequestBuilder:
         overflow: str,
         max_model_len: int,
         is_done: Callable[[int], bool] | None = None,
+        compile: Compile | None = None,
     ) -> None:
-        """`is_done` tells of rows that an earlier attempt finished; None when there are none."""
+        """`is_done` tells of rows that an earlier attempt finished; None when there are none.
+
+        `compile` makes the grammar of a response format, for each request one of its own; without it a row that asks
+        for a format fails.
+        """
         self._tokenizer = tokenizer
         self._text = text
         self._sampling = sampling
         self._overflow = overflow
         self._max_model_len = max_model_len
         self._is_done = is_done
+        self._compile = compile
 
     def build(self, batch: PromptBatch) -> RequestBatch:
         """Requests and error rows for those rows of a batch that are not done yet."""
@@ -116,7 +123,16 @@ class RequestBuilder:
             raise RowFailure(INVALID_PARAMS, str(exc)) from exc
         if len(ids) + params.max_tokens > self._max_model_len:
             ids, params = self._fit(ids, params)
-        return Request(row.row_index, ids, params)
+        return Request(row.row_index, ids, params, grammar=self._grammar(row, params))
+
+    def _grammar(self, row: PromptRow, params: SamplingParams) -> Grammar | None:
+        """What the output must follow; RowFailure where that cannot be."""
+        found = self._sampling.response_format(row.params, params)
+        if found is None:
+            return None
+        if self._compile is None:
+            raise RowFailure(UNSUPPORTED_PARAMETER, "response_format: outputs cannot be held to a form here; remove it")
+        return self._compile(found)
 
     def _fit(self, ids: list[int], params: SamplingParams) -> tuple[list[int], SamplingParams]:
         """Make prompt and output fit max_model_len as prompt.overflow says; RowFailure when they cannot."""

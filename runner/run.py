@@ -27,15 +27,17 @@ from .build import Builder, ModelBuilder
 from .conversation import PromptText
 from .exit_codes import DONE, TOO_MANY_FAILED, TRY_AGAIN, exit_code_of
 from .finalize import finalize_job
-from .fingerprint import job_fingerprint
+from .fingerprint import job_fingerprint, pin
 from .outputs import OutputText
-from .pipeline import Ending, Pipeline
+from .pipeline import Ending, JobEngine, Pipeline
 from .record import JobRecord, publish
 from .requests import RequestBuilder
 from .sampling import RowSampling
 from .status import JobStatus
 from .stop import Interrupted, StopRequest
 from .telemetry import serve
+from .tokenizer import TextTokenizer
+from .warm_start import check_warm_from, save_index
 
 EXIT_CODES = {Ending.ABORTED: TOO_MANY_FAILED, Ending.PREEMPTED: TRY_AGAIN}
 
@@ -79,7 +81,7 @@ def run_job(
     stop = StopRequest(spec.run.grace_s, spec.run.max_runtime_s, clock)
     with stop.signals():
         try:
-            return _JobRun(spec, builder or ModelBuilder(), progress, warn, stop, clock).run(retry_codes)
+            return _JobRun(spec, builder or ModelBuilder(warn=warn), progress, warn, stop, clock).run(retry_codes)
         except Interrupted:
             return JobResult(TRY_AGAIN, Ending.PREEMPTED, {}, stop_reason=stop.reason)
 
@@ -124,13 +126,16 @@ class _JobRun:
         self._began = clock()
         self._output = OutputFolder(spec.output.path)
         self._shard = Shard.of(spec.run.shard, os.environ)
+        self._loaded: tuple[JobEngine, TextTokenizer] | None = None
 
     def run(self, retry_codes: Collection[str] | None) -> JobResult:
         """Look what is done, and do the rest."""
         spec = self._spec
         known = self._known_index() if spec.output.if_exists != "overwrite" else None
         self._source = PromptSource(spec, known.scan if known is not None else None)
-        fingerprint = job_fingerprint(spec, self._source.identity(), self._builder.identity(spec))
+        models = self._builder.identity(spec), self._builder.draft_identity(spec)
+        self._spec = spec = pin(spec, *models)
+        fingerprint = job_fingerprint(spec, self._source.identity(), *models)
         if retry_codes is None and Ledger.finished(self._output, fingerprint, spec.output.if_exists):
             return self._finished_before()
         self._policy = self._builder.policy(spec)
@@ -189,6 +194,7 @@ class _JobRun:
                 return self._stopped(ending)
             self._writer.finish()
             self._record.write(ending, DONE, self._writer.counts)
+            self._save_index()
             ledger.complete()
         except BaseException as exc:
             # What went wrong comes first; a report that cannot be written on top of it does not.
@@ -218,14 +224,22 @@ class _JobRun:
     def _load(self, status: JobStatus, steps: StepWriter) -> Pipeline:
         """Load tokenizer and weights and put the pipeline together."""
         spec, load_from = self._spec, self._clock()
+        check_warm_from(spec)
         tokenizer = self._builder.tokenizer(spec)
         text = PromptText(spec, tokenizer)
         engine = self._builder.engine(spec, tokenizer, self._policy)
+        self._loaded = engine, tokenizer
         status.begin(engine.stats)
         self._record.engine_ready(engine, self._clock() - load_from)
         is_done = self._writer.is_done if status.num_rows_before else None
         requests = RequestBuilder(
-            tokenizer, text, self._sampling, spec.prompt.overflow, engine.max_model_len, is_done=is_done
+            tokenizer,
+            text,
+            self._sampling,
+            spec.prompt.overflow,
+            engine.max_model_len,
+            is_done=is_done,
+            compile=self._builder.grammars(tokenizer, engine),
         )
         outputs = OutputText(tokenizer, self._with_token_ids)
         abort_after = spec.errors.abort_after_consecutive
@@ -240,6 +254,7 @@ class _JobRun:
     def _stopped(self, ending: Ending) -> JobResult:
         """The shard is not done: keep what there is and write down how far it came."""
         report = self._save(ending, EXIT_CODES[ending])
+        self._save_index()
         reason = self._stop.reason if ending is Ending.PREEMPTED else None
         return JobResult(EXIT_CODES[ending], ending, report, stop_reason=reason)
 
@@ -255,6 +270,12 @@ class _JobRun:
 
     def _token_bytes(self) -> Sequence[bytes]:
         return self._builder.tokenizer(self._spec).token_bytes()
+
+    def _save_index(self) -> None:
+        """Keep the drafter's index for a later job, once the rows are safe; nothing here fails the job."""
+        if self._spec.speculation.save_index and self._loaded is not None:
+            engine, tokenizer = self._loaded
+            save_index(engine.drafter, self._ledger.folder, self._shard, tokenizer, self._warn)
 
     def _save(self, state: str, exit_code: int) -> dict[str, Any]:
         """Secure what is done and say how far it came; a job of one shard says so in its own report."""

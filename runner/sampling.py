@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
+from ..engine.grammar import Grammar
 from ..engine.request import InvalidParameter, SamplingParams
 from ..jobs.columns import UNSUPPORTED_KEYS, asks_for_nothing
+from ..jobs.errors import ConfigError
+from ..jobs.response_format import FORMAT_KEYS, RESPONSE_FORMAT, ResponseFormat, parse_response_format, read_format
+from ..jobs.row_errors import INVALID_PARAMS, RowFailure
+from ..jobs.spec import JobSpec
+
+Compile = Callable[[ResponseFormat], Grammar | None]
+"""A new grammar of a format, for one request; RowFailure where there is none. None where only shapes are checked."""
 
 
 class UnsupportedParameter(InvalidParameter):
@@ -17,16 +25,26 @@ class UnsupportedParameter(InvalidParameter):
 
 
 _WHOLE = {"max_tokens", "min_tokens", "top_k", "seed", "logprobs"}
-_MENDS = {"max_completion_tokens": "rename it to max_tokens", "max_new_tokens": "rename it to max_tokens"}
+_MENDS = {
+    "max_completion_tokens": "rename it to max_tokens",
+    "max_new_tokens": "rename it to max_tokens",
+    "guided_grammar": "use guided_json or guided_regex, or remove it",
+}
+_ENDS = "does not go with a response format, which ends with end-of-sequence; remove one of them"
 _AS_DATA = "or list the column in output.keep_columns, which makes it plain data"
 _NAMES = {field.name for field in fields(SamplingParams)}
 
 
 class RowSampling:
-    """The job's parameters, ready to be given to each row. Raises InvalidParameter when they are out of range."""
+    """The job's parameters, ready to be given to each row. Raises InvalidParameter when they are out of range, and
+    RowFailure for a response format of a wrong shape.
+    """
 
     def __init__(self, job: Mapping[str, Any]) -> None:
         self._job = SamplingParams(**_normalized(job))
+        self._format = parse_response_format(job.get(RESPONSE_FORMAT))
+        if self._format is not None and self._job.ignore_eos:
+            raise InvalidParameter("ignore_eos", _ENDS)
 
     def params(self, row_index: int, row_id: str | None, own: Mapping[str, Any]) -> SamplingParams:
         """Parameters of one row. Raises InvalidParameter naming a key that is unknown or out of range, and
@@ -43,6 +61,30 @@ class RowSampling:
             values["seed"] = row_seed(self._job.seed, row_index, row_id)
         return replace(self._job, **values)
 
+    def response_format(self, own: Mapping[str, Any], params: SamplingParams) -> ResponseFormat | None:
+        """What the output of a row with these parameters must look like; None for plain text.
+
+        A format of its own wins, and so does type text. Raises RowFailure.
+        """
+        if own.get(RESPONSE_FORMAT, self) is None:  # nulls of columns are not here: an OpenAI line asks for plain text
+            return None
+        found = read_format(own, from_column=True).get(RESPONSE_FORMAT, self._format) if own else self._format
+        if found is not None and params.ignore_eos:
+            raise RowFailure(INVALID_PARAMS, f"ignore_eos: {_ENDS}")
+        return found
+
+
+def check_job_format(spec: JobSpec, compile: Compile) -> None:
+    """Raises ConfigError where nothing can be held to the job's own response format, before any row finds out."""
+    found = parse_response_format(spec.sampling.response_format)
+    if found is None:
+        return
+    try:
+        compile(found)
+    except RowFailure as exc:
+        reason = str(exc).removeprefix(RESPONSE_FORMAT).lstrip(".: ")
+        raise ConfigError(spec.hide(f"sampling.response_format: {reason}")) from exc
+
 
 def row_seed(job_seed: int, row_index: int, row_id: str | None) -> int:
     """64-bit key of a row's noise: a hash of the job's seed and the row's id or, where there is none, its index."""
@@ -54,6 +96,8 @@ def _normalized(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values in SamplingParams' types, as far as there is no doubt: data files know neither tuples nor whole floats."""
     result: dict[str, Any] = {}
     for name, value in values.items():
+        if name in FORMAT_KEYS:
+            continue
         if name in UNSUPPORTED_KEYS:
             if asks_for_nothing(name, value):
                 continue

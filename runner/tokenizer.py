@@ -48,6 +48,7 @@ class Tokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
+        self._token_bytes: list[bytes] | None = None
         self._backend: Any = tokenizer.backend_tokenizer if getattr(tokenizer, "is_fast", False) else None
         if self._backend is not None:
             # A change of these while another thread decodes raises "Already borrowed", so it happens here, once.
@@ -73,6 +74,24 @@ class Tokenizer:
         """The beginning-of-sequence token's text."""
         bos: str | None = self._tokenizer.bos_token
         return bos
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The end-of-sequence token."""
+        eos: int | None = self._tokenizer.eos_token_id
+        return eos
+
+    @property
+    def unk_token_id(self) -> int | None:
+        """The token for what no other stands for; None in vocabularies that spell out bytes."""
+        unk: int | None = self._tokenizer.unk_token_id
+        return unk
+
+    @property
+    def special_token_ids(self) -> dict[str, int]:
+        """Name -> id of each special token, such as the ends of turns."""
+        added = self._tokenizer.added_tokens_decoder.items()
+        return {token.content: token_id for token_id, token in added if token.special}
 
     @property
     def has_chat_template(self) -> bool:
@@ -127,7 +146,12 @@ class Tokenizer:
         return text
 
     def token_bytes(self) -> list[bytes]:
-        """Token id -> the bytes that it adds to the text, as long as the largest id asks for."""
+        """Token id -> the bytes that it adds to the text, as long as the largest id asks for; made once."""
+        if self._token_bytes is None:
+            self._token_bytes = self._make_token_bytes()
+        return self._token_bytes
+
+    def _make_token_bytes(self) -> list[bytes]:
         vocab: dict[str, int] = self._tokenizer.get_vocab()
         pieces = [b""] * (max(vocab.values(), default=-1) + 1)
         convert = self._piece_converter()

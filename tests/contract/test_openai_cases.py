@@ -132,11 +132,9 @@ UNSUPPORTED: list[tuple[str, Any]] = [
     ("best_of", 2),
     ("tools", [{"type": "function", "function": {"name": "f"}}]),
     ("tool_choice", "required"),
-    ("response_format", {"type": "json_object"}),
-    ("response_format", {"type": "json_schema", "json_schema": {"name": "s", "schema": {}}}),
-    ("guided_json", {}),
-    ("guided_regex", "("),
-    ("structured_outputs", {"json": {}}),
+    ("response_format", {"type": "structural_tag"}),
+    ("guided_grammar", "root ::= x"),
+    ("structured_outputs", {"grammar": "root ::= x"}),
     ("functions", [{"name": "f"}]),
     ("stream", True),
     ("echo", True),
@@ -176,9 +174,7 @@ def test_t35_what_changes_nothing_is_accepted(batch: Job, key: str, value: Any) 
     assert batch.rows()[0]["error_code"] is None
 
 
-@pytest.mark.parametrize(
-    "key", ["n", "best_of", "tools", "tool_choice", "response_format", "guided_json", "structured_outputs"]
-)
+@pytest.mark.parametrize("key", ["n", "best_of", "tools", "tool_choice", "guided_grammar"])
 @pytest.mark.parametrize("value", ["x", 2, {"type": "json_object"}])
 def test_t35_a_column_of_such_a_name_is_no_silent_data(job: Job, key: str, value: Any) -> None:
     """It fails the rows that have it, unless the job lists it as data in output.keep_columns."""
@@ -186,6 +182,38 @@ def test_t35_a_column_of_such_a_name_is_no_silent_data(job: Job, key: str, value
     assert job.run().exit_code == 0
     rows = job.rows()
     assert [row["error_code"] for row in rows] == [None, "unsupported_parameter"]
+    assert rows[1]["error_message"].startswith(key)
+
+
+MALFORMED: list[tuple[str, Any]] = [
+    ("response_format", {"type": "json"}),
+    ("response_format", {"type": "json_schema", "json_schema": {"name": "s"}}),
+    ("response_format", {"type": "json_object", "schema": {}}),
+    ("response_format", {"type": "choice", "choice": []}),
+    ("guided_json", "x"),
+    ("guided_regex", ""),
+    ("guided_choice", ["a", 1]),
+    ("structured_outputs", {"json": "x"}),
+    ("structured_outputs", {"json": {}, "regex": "a"}),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), MALFORMED, ids=[f"{k}-{i}" for i, (k, _) in enumerate(MALFORMED)])
+def test_t35_a_malformed_response_format_fails_its_row(batch: Job, key: str, value: Any) -> None:
+    batch.jsonl([line("before"), line("x", **{key: value}), line("after")])
+    assert batch.run(has_chat_template=True).exit_code == 0
+    rows = batch.rows()
+    assert [row["error_code"] for row in rows] == [None, "invalid_response_format", None]
+    assert rows[1]["error_message"].startswith(key)
+
+
+@pytest.mark.parametrize("key", ["response_format", "guided_json", "structured_outputs"])
+@pytest.mark.parametrize("value", ["x", 2])
+def test_t35_a_malformed_column_fails_its_row(job: Job, key: str, value: Any) -> None:
+    job.jsonl([{"prompt": "a"}, {"prompt": "b", key: value}]).set(errors__max_failed_fraction=1.0)
+    assert job.run().exit_code == 0
+    rows = job.rows()
+    assert [row["error_code"] for row in rows] == [None, "invalid_response_format"]
     assert rows[1]["error_message"].startswith(key)
 
 

@@ -48,6 +48,6 @@ def test_neutral_values(name):
 
 
 def test_a_struct_columns_empty_keys_ask_for_nothing():
-    assert asks_for_nothing("response_format", {"type": "text", "json_schema": None})
-    assert not asks_for_nothing("response_format", {"type": "json_object", "json_schema": None})
-    assert not asks_for_nothing("guided_json", {}) and not asks_for_nothing("n", 0)
+    assert asks_for_nothing("chat_template_kwargs", {"enable_thinking": None})
+    assert not asks_for_nothing("chat_template_kwargs", {"enable_thinking": False})
+    assert not asks_for_nothing("guided_grammar", {}) and not asks_for_nothing("n", 0)

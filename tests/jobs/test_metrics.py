@@ -154,6 +154,30 @@ def test_attempts_add_up(folder):
     assert later.merge(None) is later
 
 
+def test_facts_are_those_of_the_last_attempt_and_counts_are_of_all(folder):
+    write_report(folder, REPORT, sample(drafter_facts={"num_hits": 3, "index_tokens": 70, "gone": 1.5}))
+    before = read_report(folder.store) or {}
+    later = sample(drafter_facts={"num_hits": 4, "index_tokens": 90})
+    assert later.merge(before).drafter_facts == {"num_hits": 7, "index_tokens": 90}
+    assert sample(drafter_facts={}).merge(before).drafter_facts == {"num_hits": 3, "index_tokens": 70, "gone": 1.5}
+    shards = [before, write_report(folder, REPORT, later), write_report(folder, REPORT, sample())]
+    metrics = JobMetrics.of_shards(shards, RowCounts(8))
+    assert metrics.drafter_facts == {"num_hits": 7, "index_tokens": 90}
+    write_job_metrics(folder, metrics)
+    (row,) = pq.read_table(folder.store.root / JOB_PARQUET).to_pylist()
+    assert row["drafter_facts"] == [{"name": "index_tokens", "value": 90.0}, {"name": "num_hits", "value": 7.0}]
+
+
+def test_a_report_of_an_earlier_version_is_taken_up(folder):
+    """It says nothing about drafts."""
+    old = write_report(folder, REPORT, sample())
+    for name in ("content_hash", "method_reason", "draft_model", "draft_content_hash", "drafter_facts"):
+        del old[name]
+    assert sample(drafter_facts={"a": 1}).merge(old).drafter_facts == {"a": 1}
+    metrics = JobMetrics.of_shards([old], RowCounts(8))
+    assert (metrics.model, metrics.draft_model, metrics.drafter_facts) == ("tiny", None, {})
+
+
 def test_shards_add_up(folder):
     """Counters and seconds of all, the first start, the last end, the rows that the parts count."""
     late = datetime(2026, 1, 4, tzinfo=UTC)

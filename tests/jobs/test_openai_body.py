@@ -116,7 +116,7 @@ class TestParameters:
             {"stream": False},
             {"tools": []},
             {"tool_choice": "none"},
-            {"response_format": {"type": "text"}},
+            {"guided_choice": [], "structured_outputs": {}},
             {"modalities": ["text"]},
             {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "flex", "safety_identifier": "s"},
             {"prompt_cache_key": "k", "prompt_cache_retention": "24h", "prompt_cache_options": {}},
@@ -141,16 +141,13 @@ class TestParameters:
             {"tool_choice": "auto"},
             {"tool_choice": {"type": "function", "function": {"name": "f"}}},
             {"functions": [{"name": "f"}]},
-            {"response_format": {"type": "json_object"}},
-            {"response_format": {"type": "json_schema", "json_schema": {}}},
-            {"response_format": {}},
             {"modalities": ["text", "audio"]},
             {"reasoning_effort": "low"},
             {"verbosity": "low"},
             {"prediction": {"type": "content", "content": "x"}},
             {"web_search_options": {}},
             {"audio": {"voice": "x", "format": "mp3"}},
-            {"structured_outputs": {"json": {}}},
+            {"guided_grammar": "root ::= x"},
             {"chat_template_kwargs": {"enable_thinking": False}},
             {"prompt": "once"},
             {"": 1},
@@ -162,6 +159,26 @@ class TestParameters:
         key = next(iter(body))
         assert code == "unsupported_parameter"
         assert message.startswith(f"{key or repr(key)}: ")
+
+    @pytest.mark.parametrize(
+        ("body", "key"),
+        [
+            ({"response_format": {"type": "structural_tag"}}, "response_format.type"),
+            ({"response_format": {"type": "grammar", "grammar": "root ::= x"}}, "response_format.type"),
+            ({"structured_outputs": {"grammar": "root ::= x"}}, "structured_outputs.grammar"),
+        ],
+    )
+    def test_a_form_that_is_not_supported_is_named(self, body, key):
+        code, message = refusal(chat(**body))
+        assert code == "unsupported_parameter" and message.startswith(f"{key}: ")
+
+    def test_plain_text_is_honoured_since_the_job_may_ask_for_a_form(self):
+        assert chat(response_format={"type": "text"}).params == {"response_format": None}
+
+    @pytest.mark.parametrize("form", [{}, {"type": "json_schema", "json_schema": {}}], ids=str)
+    def test_a_malformed_response_format(self, form):
+        code, message = refusal(chat(response_format=form))
+        assert code == "invalid_response_format" and message.startswith("response_format.")
 
     @pytest.mark.parametrize(
         "body", [{"logprobs": 2}, {"best_of": 2}, {"echo": True}, {"suffix": "x"}, {"n": 3}, {"messages": [USER]}]

@@ -30,9 +30,12 @@ def test_frozen(tmp_path):
 
 
 def test_sampling_mirrors_the_engine():
-    assert list(SamplingSpec.model_fields) == [field.name for field in fields(SamplingParams)]
+    names = [field.name for field in fields(SamplingParams)]
+    # A request has a grammar of its own in its place.
+    assert list(SamplingSpec.model_fields) == [*names, "response_format"]
     spec, params = SamplingSpec(), SamplingParams()
-    for name in SamplingSpec.model_fields:
+    assert spec.response_format is None
+    for name in names:
         assert getattr(spec, name) == getattr(params, name), name
 
 
@@ -51,7 +54,7 @@ def test_sampling_mirrors_the_engine():
         ("run: 5", "job.yaml: run: must be keys and values, got 5"),
         ("speculation: {max_draft_tokens: 0}", "must be greater than or equal to 1, got 0"),
         ("errors: {max_failed_fraction: 1.5}", "must be less than or equal to 1, got 1.5"),
-        ("speculation: {method: eagle}", "must be 'none' or 'ngram', got 'eagle'"),
+        ("speculation: {method: eagle}", "must be 'none', 'ngram', 'suffix', 'draft_model', "),
         ("engine: {device: tpu}", "job.yaml: engine.device: must be of the form"),
         ("run: {grace_s: .nan}", "job.yaml: run.grace_s: must be"),
         ("prompt: {system: Hi, chat_template: none}", "job.yaml: prompt.system needs a chat template"),
@@ -223,6 +226,7 @@ def test_fingerprint_has_what_changes_outputs_only(tmp_path):
     for other in (
         "sampling.seed=1",
         "sampling.stop=x",
+        "sampling.response_format={type: json_object}",
         "prompt.system=x",
         "prompt.template=x",
         "model.dtype=float32",

@@ -16,7 +16,7 @@ from specrun.engine.request import Request, RequestOutput
 from specrun.engine.testing import StubEngine, WordTokenizer
 from specrun.jobs.spec import JobSpec
 from specrun.policies.base import SpeculationPolicy
-from specrun.runner.build import ModelBuilder
+from specrun.runner.build import Builder, ModelBuilder
 from specrun.runner.retry import retry_job, stored_job
 from specrun.runner.run import JobResult, run_job
 
@@ -39,7 +39,7 @@ class RecordingEngine(StubEngine):
 
 
 @dataclass
-class StubBuilder:
+class StubBuilder(Builder):
     """Builds the stub; `options` are StubEngine's, with words in place of token ids for fail_on and raise_on."""
 
     options: dict[str, Any] = field(default_factory=dict)

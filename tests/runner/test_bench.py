@@ -223,6 +223,49 @@ def test_short_forms():
     assert [c.has_drafter for c in contenders] == [True, True, True, True, True, False]
 
 
+def test_a_method_goes_before_its_policy():
+    spec = spec_with(name="acceptance_gate", low=0.5)
+    contenders = parse_contenders("suffix/always:3,ngram/job,suffix/batch_threshold,always:2,suffix/never", spec)
+    assert [(c.label, c.method, c.name, c.num_draft_tokens) for c in contenders] == [
+        ("never", None, "never", 0),
+        ("suffix/always:3", "suffix", "always", 3),
+        ("ngram/job", "ngram", "acceptance_gate", 0),
+        ("suffix/batch_threshold", "suffix", "batch_threshold", 0),
+        ("always:2", None, "always", 2),
+        ("suffix/never", "suffix", "never", 0),
+    ]
+    assert contenders[2].kwargs == {"low": 0.5}
+    assert [c.label for c in parse_contenders("suffix/always:3", spec_with("none"))] == ["never", "suffix/always:3"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sufix/always:3", "'sufix' is no method that drafts; did you mean 'suffix'"),
+        ("xyz/always:3", "'xyz' is no method that drafts; choose ngram, suffix, draft_model"),
+        ("none/always:3", "'none' is no method that drafts"),
+        ("auto/always:3", "'auto' is no method that drafts"),
+        ("/always:3", "'' is no method that drafts"),
+        ("suffix/none", "'suffix/none': none is without any drafter; write it without a method"),
+        ("suffix/alway:3", "'alway' takes no number"),
+        ("draft_model/never", "draft_model needs a draft model; add --set speculation.method=draft_model --set"),
+        ("synthetic/never", "synthetic needs a recording"),
+    ],
+)
+def test_a_wrong_method_is_told_in_one_line(text, message):
+    with pytest.raises(click.BadParameter) as caught:
+        parse_contenders(text, spec_with())
+    assert message in caught.value.message and "\n" not in caught.value.message
+
+
+def test_the_command_compares_drafters(tmp_path, model, capsys):
+    job = write_job(tmp_path, model)
+    assert run_command(["bench", str(job), "--policies", "always:3,suffix/always:3", *SMALL[2:]]) == 0
+    assert "| suffix/always:3 |" in capsys.readouterr().out
+    content = json.loads((tmp_path / "out.bench.json").read_text())
+    assert content["policies"] == ["never", "always:3", "suffix/always:3"] and content["method"] == "ngram"
+
+
 def test_a_policy_of_ones_own_has_no_number(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "bench_own_policy.py").write_text(
