@@ -32,6 +32,7 @@ from specrun.jobs.spec import JobSpec
 from specrun.policies.base import SpeculationPolicy
 from specrun.policies.registry import make_policy
 from specrun.runner.bench_report import markdown_table
+from specrun.runner.build import Builder
 from specrun.runner.machine import library_versions, machine_facts
 from specrun.runner.pipeline import JobEngine
 from specrun.runner.run import run_job
@@ -43,7 +44,7 @@ ENCODE_ROWS = 1_000
 """Rows that the real tokenizer gets at a time, about as many as a reader's batch has."""
 
 
-class StubBuilder:
+class StubBuilder(Builder):
     """A job's parts without a model: words for tokens, the prompt for an answer."""
 
     def identity(self, spec: JobSpec) -> dict[str, Any]:
