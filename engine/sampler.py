@@ -18,7 +18,6 @@ from .grammar import GrammarError
 from .noise import gumbel, row_key
 from .request import Request, SamplingParams
 
-Bools = NDArray[np.bool_]
 NUCLEUS = 1024
 """Candidates sorted at first for top-p and min-p; rows that need more are sorted whole."""
 
@@ -85,47 +84,52 @@ class Sampler:
                 logits[i, ids] += torch.tensor(list(params.logit_bias.values()), device=logits.device).to(logits.dtype)
             if params.has_penalties:
                 logits[i] = penalize(logits[i], params, rows[i].request.prompt_token_ids, history(rows[i]))
-            if (banned := self._banned(rows[i], logits.shape[-1])) is not None:
-                logits[i].masked_fill_(torch.from_numpy(banned).to(logits.device), -torch.inf)
+            if rows[i].request.grammar is None and self._is_short(rows[i]):
+                logits[i, self._ends(params, logits.device)] = -torch.inf
+        constrained = [i for i in touched if rows[i].request.grammar is not None]
+        if constrained:
+            index = torch.tensor(constrained, device=logits.device)
+            legal = self._legal([rows[i] for i in constrained], logits.shape[-1], logits.device)
+            logits[index] = logits[index].masked_fill_(~legal, -torch.inf)
         return logits
 
-    def _banned(self, row: LogitRow, vocab_size: int) -> Bools | None:
-        """[V] tokens that may not come next: ends before min_tokens, and what a grammar forbids. A grammar that leaves
-        nothing but an end has its way."""
-        params = row.request.sampling_params
-        banned = np.zeros(vocab_size, dtype=bool)
-        if row.num_output_tokens < params.min_tokens:
-            banned[sorted(self._ends(params))] = True
-        forbidden = _forbidden(row, vocab_size)
-        if forbidden is None:
-            return banned if banned.any() else None
-        both = banned | forbidden
-        return forbidden if both.all() else both
+    def _legal(self, rows: Sequence[LogitRow], vocab_size: int, device: torch.device) -> Tensor:
+        """[n, V] tokens that may come next: what the grammars allow, without ends before min_tokens, unless a grammar
+        leaves nothing else. A row whose grammar leaves nothing at all may have anything: its token is refused when it
+        is to be committed, if the request ever gets there."""
+        words = torch.from_numpy(np.stack([_mask(row, vocab_size) for row in rows]).view(np.int32)).to(device)
+        bits = words[:, :, None] >> torch.arange(32, dtype=torch.int32, device=device)
+        legal = (bits & 1).bool().flatten(1)[:, :vocab_size]
+        legal |= ~legal.any(dim=1, keepdim=True)
+        for i, row in enumerate(rows):
+            if self._is_short(row):
+                longer = legal[i].index_fill(0, self._ends(row.request.sampling_params, device), False)
+                legal[i] = torch.where(longer.any(), longer, legal[i])
+        return legal
 
     def _needs_processing(self, row: LogitRow) -> bool:
         params = row.request.sampling_params
-        is_short = row.num_output_tokens < params.min_tokens
-        return bool(params.logit_bias) or params.has_penalties or is_short or row.request.grammar is not None
+        follows = row.request.grammar is not None
+        return bool(params.logit_bias) or params.has_penalties or follows or self._is_short(row)
 
-    def _ends(self, params: SamplingParams) -> frozenset[int]:
-        return self.eos_token_ids.union(params.stop_token_ids)
+    def _is_short(self, row: LogitRow) -> bool:
+        return row.num_output_tokens < row.request.sampling_params.min_tokens
+
+    def _ends(self, params: SamplingParams, device: torch.device) -> Tensor:
+        return torch.tensor(sorted(self.eos_token_ids.union(params.stop_token_ids)), dtype=torch.long, device=device)
 
 
 def _is_plain(request: Request) -> bool:
     return request.sampling_params.is_plain and request.grammar is None
 
 
-def _forbidden(row: LogitRow, vocab_size: int) -> Bools | None:
-    """[V] what the row's grammar forbids. None also where it cannot say or leaves nothing: the token that is then
-    sampled is refused when it is to be committed, if the row ever gets there."""
-    if row.request.grammar is None:
-        return None
+def _mask(row: LogitRow, vocab_size: int) -> NDArray[np.uint32]:
+    """[ceil(V / 32)] what the row's grammar says; nothing where it cannot go on."""
+    assert row.request.grammar is not None
     try:
-        mask = row.request.grammar.mask(row.drafts)
+        return row.request.grammar.mask(row.drafts)
     except GrammarError:
-        return None
-    legal = np.unpackbits(mask.view(np.uint8), count=vocab_size, bitorder="little").view(bool)
-    return ~legal if legal.any() else None
+        return np.zeros(-(-vocab_size // 32), dtype=np.uint32)
 
 
 def greedy(logits: Tensor) -> Tensor:

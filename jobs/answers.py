@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Any
@@ -77,8 +78,10 @@ def spilled_answers(output: OutputFolder) -> Iterator[Answers]:
         for name in store.list(f"{WORK}/{shard}/spill"):
             if name.endswith(".jsonl"):
                 path = f"{WORK}/{shard}/spill/{name}"
-                with storage_errors(store.path(path)), store.open(path) as file:
-                    yield from _of_lines(io.BufferedReader(file, 1 << 20))
+                with suppress(FileNotFoundError):  # another shard has committed these rows in the meantime
+                    file = store.open(path)
+                    with storage_errors(store.path(path)), file:
+                        yield from _of_lines(io.BufferedReader(file, 1 << 20))
 
 
 def _of_lines(lines: Iterator[bytes]) -> Iterator[Answers]:

@@ -69,9 +69,9 @@ class EarlierOutput:
     """The answers behind one location or several.
 
     locations: output folders, globs of them, part files, or globs of those; local, s3:// or gs://.
-    vocabulary: vocabulary_hash() of this job's tokenizer. Token ids count where the file says that they are of the
-        same; without one none do, and suffix_index/ is not looked at.
-    same_tokenizer: token ids count in any case, and suffix_index/ is not looked at: the job's own output.
+    vocabulary: vocabulary_hash() of this job's tokenizer: a saved index counts where it is of the same; without one
+        suffix_index/ is not looked at. Token ids of data/ do not say of which they are, so its texts are read.
+    same_tokenizer: token ids of data/ count, and suffix_index/ is not looked at: the job's own output.
     exclude: an output folder that is left out, such as that of the job itself in a glob of its predecessors.
     warn: hears of what was passed over.
     """
@@ -110,10 +110,11 @@ class EarlierOutput:
         if not self._folders:
             self._warn(f"{self._key}: nothing behind {', '.join(self._locations)}; the job begins without")
         chosen = []
-        for part in self._newest_first():
-            chosen.append((part, part.last_groups(max_tokens) if max_tokens is not None else None))
+        for part, num_sharing in self._newest_first():
+            limit = max_tokens // num_sharing if max_tokens is not None else None
+            chosen.append((part, part.last_groups(limit) if limit is not None else None))
             if max_tokens is not None:
-                max_tokens -= part.num_tokens
+                max_tokens -= min(part.num_tokens, limit or part.num_tokens)
                 if max_tokens <= 0:
                     break
         for part, row_groups in reversed(chosen):
@@ -151,13 +152,21 @@ class EarlierOutput:
                 raise
             if exc.__cause__ is None:  # nothing there, as against nothing that can be looked at
                 return []
-            text = str(exc).replace("input.path", self._key, 1)
             if is_remote(pattern):
-                raise type(exc)(text) from exc
-            self._warn(text)
-            return []
+                raise type(exc)(str(exc).replace("input.path", self._key, 1)) from exc
+            return self._find_readable(pattern, exc)
 
-    def _newest_first(self) -> Iterator[_Part]:
+    def _find_readable(self, pattern: str, problem: JobError) -> list[InputFile]:
+        """Those of a local pattern that can be looked at, when one of them cannot."""
+        paths = glob.glob(os.path.expanduser(pattern))
+        if paths == [pattern] or not paths:
+            self._pass_over(str(problem).replace("input.path", self._key, 1))
+            return []
+        return [file for path in sorted(paths) for file in self._find(glob.escape(path))]
+
+    def _newest_first(self) -> Iterator[tuple[_Part, int]]:
+        """Parts of the folders, the newest folder first, and how many are to share what is left of the budget: shards
+        that all began with the same answers have saved those, too."""
         for folder in self._folders:
             indexes = [part for file in folder.indexes if (part := self._look(file, is_index=True)) is not None]
             saved_ns = {_shard(part.file): part.file.mtime_ns for part in indexes}
@@ -165,8 +174,8 @@ class EarlierOutput:
                 # A saved index holds what its shard had written; what is newer came in a later attempt.
                 saved = saved_ns.get(_shard(file))
                 if (saved is None or file.mtime_ns > saved) and (part := self._look(file)) is not None:
-                    yield part
-            yield from reversed(indexes)
+                    yield part, 1
+            yield from zip(reversed(indexes), range(len(indexes), 0, -1), strict=True)
 
     def _look(self, file: InputFile, is_index: bool = False) -> _Part | None:
         """A file by its footer; None where it is damaged, not a part, or an index of another tokenizer."""
@@ -175,10 +184,10 @@ class EarlierOutput:
                 parquet = pq.ParquetFile(stream)
                 footer, schema = parquet.metadata, parquet.schema_arrow
             facts = footer.metadata or {}
-            same = self._vocabulary is not None and facts.get(VOCABULARY) == self._vocabulary.encode()
             if is_index:
+                same = self._vocabulary is not None and facts.get(VOCABULARY) == self._vocabulary.encode()
                 return self._part(file, footer, int(facts[NUM_TOKENS]), True, True) if same else None
-            has_ids = "token_ids" in schema.names and (same or self._same_tokenizer)
+            has_ids = "token_ids" in schema.names and self._same_tokenizer
             if missing := set(ID_COLUMNS if has_ids else TEXT_COLUMNS) - set(schema.names):
                 raise InputError(f"{file.path}: has no column {min(missing)}")
             num_tokens = int(orjson.loads(facts[_COUNTS])["num_output_tokens"])
@@ -225,6 +234,11 @@ def _patterns(location: str, with_index: bool) -> Iterable[str]:
     query = f"?{options[0]}" if options else ""
     for folder in ("", f"/{DATA}", f"/{SUFFIX_INDEX}")[: 3 if with_index else 2]:
         yield f"{address.rstrip('/')}{folder}/part-*.parquet{query}"
+
+
+def same_place(one: str, other: str) -> bool:
+    """Whether two locations are one folder."""
+    return _place(one) == _place(other)
 
 
 def _place(folder: str) -> str:

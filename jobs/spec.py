@@ -137,6 +137,8 @@ class JobSpec(Section):
         text = self.chat_template_text()
         if text is not None:
             fields["prompt"]["chat_template"] = f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+        # No key where there is no form, so that a job from before there were any goes on.
+        del fields["sampling"]["response_format"]
         if (form := parse_response_format(self.sampling.response_format)) is not None:
             # As one text, since a fingerprint knows no order of keys and that of a schema's decides the output's.
             fields["sampling"]["response_format"] = f"{form.type}: {form.value}"

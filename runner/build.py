@@ -52,8 +52,9 @@ class Builder(Protocol):
         follow the job's own response format."""
         ...
 
-    def grammars(self, tokenizer: TextTokenizer, engine: JobEngine) -> Compile | None:
-        """What makes the grammars of rows with a response format; without it such rows fail."""
+    def grammars(self, tokenizer: TextTokenizer, engine: JobEngine | None = None) -> Compile | None:
+        """What makes the grammars of rows with a response format; without it such rows fail. Without an engine it may
+        only serve to see whether a format is any good."""
         return None
 
 
@@ -67,6 +68,7 @@ class ModelBuilder(Builder):
     def __init__(self, policy_folder: Path | None = None, warn: Callable[[str], None] = lambda text: None) -> None:
         self._policy_folder = policy_folder
         self._warn = warn
+        self._tokenizer: TextTokenizer | None = None
         self._checkpoint: Checkpoint | None = None
         self._draft_checkpoint: Checkpoint | None = None
         self._identities: dict[Checkpoint, dict[str, Any]] = {}
@@ -126,26 +128,30 @@ class ModelBuilder(Builder):
         return max_model_len(config.get_text_config(), spec.model.max_model_len)
 
     def tokenizer(self, spec: JobSpec) -> TextTokenizer:
-        """See Builder."""
-        return Tokenizer.from_checkpoint(self.checkpoint(spec), spec.model.trust_remote_code)
+        """See Builder. Loaded once."""
+        if self._tokenizer is None:
+            self._tokenizer = Tokenizer.from_checkpoint(self.checkpoint(spec), spec.model.trust_remote_code)
+        return self._tokenizer
 
     def engine(self, spec: JobSpec, tokenizer: TextTokenizer, policy: SpeculationPolicy) -> JobEngine:
         """See Builder."""
         from ..engine.engine import Engine
         from ..engine.target import Target
 
-        token_bytes = tokenizer.token_bytes()
-        # Before the weights, and whatever the model ends its outputs with: here an id past all others.
-        check_job_format(spec, GrammarCompiler(tokenizer, len(token_bytes) + 1, [len(token_bytes)]).compile)
         config = engine_config(spec)
         target = Target.load(self.checkpoint(spec), config)
+        # Once more: only now it is known whether the model ends its outputs at all.
+        check_job_format(spec, GrammarCompiler(tokenizer, target.vocab_size, target.eos_token_ids).compile)
         drafter = self.drafters(spec, config, target, tokenizer).make()
-        return Engine(target, config, policy, drafter, token_bytes)
+        return Engine(target, config, policy, drafter, tokenizer.token_bytes())
 
-    def grammars(self, tokenizer: TextTokenizer, engine: JobEngine) -> Compile:
+    def grammars(self, tokenizer: TextTokenizer, engine: JobEngine | None = None) -> Compile:
         """See Builder; `engine` is one of engine()'s."""
         from ..engine.engine import Engine
 
+        if engine is None:  # whatever the model ends its outputs with: here an id past all others
+            num_ids = len(tokenizer.token_bytes())
+            return GrammarCompiler(tokenizer, num_ids + 1, [num_ids]).compile
         assert isinstance(engine, Engine)
         return GrammarCompiler(tokenizer, engine.target.vocab_size, engine.target.eos_token_ids).compile
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ..engine.checkpoint import Checkpoint
 from ..engine.config import EngineConfig
 from ..engine.errors import ModelError
+from ..jobs.errors import ConfigError
 from ..jobs.spec import JobSpec
 from ..jobs.speculation import DRAFT_MODEL_METHODS, SpeculationSpec
 from .replay_source import synthetic_drafter
@@ -91,7 +92,7 @@ class DrafterLoader:
         outputs that cannot be used.
         """
         drafter = self._make(method or choose_method(self._spec.speculation).method)
-        warm_start(drafter, self._spec, self._tokenizer, self._warn, self._with_own)
+        warm_start(drafter, self._spec, self._tokenizer, self._target.vocab_size, self._warn, self._with_own)
         return drafter
 
     def release(self) -> None:
@@ -105,15 +106,11 @@ class DrafterLoader:
 
             return NgramDrafter()
         if method == "suffix":
-            from ..engine.drafters.suffix import SuffixDrafter
-
-            return SuffixDrafter(index_tokens=self._spec.speculation.index_tokens)
+            return self._suffix()
         if method == "suffix+draft_model":
             from ..engine.drafters.hybrid import SuffixThenModel
-            from ..engine.drafters.suffix import SuffixDrafter
 
-            suffix = SuffixDrafter(self._spec.speculation.index_tokens, min_survival=SURE)
-            return SuffixThenModel(suffix, self._draft_model())
+            return SuffixThenModel(self._suffix(min_survival=SURE), self._draft_model())
         if method == "draft_model":
             return self._draft_model()
         if method == "synthetic":
@@ -126,6 +123,15 @@ class DrafterLoader:
                 )
             return synthetic_drafter(synthetic, self._target.vocab_size)
         return None
+
+    def _suffix(self, **options: float) -> Drafter:
+        from ..engine.drafters.suffix import SuffixDrafter
+
+        num_tokens = self._spec.speculation.index_tokens
+        try:
+            return SuffixDrafter(num_tokens, **options)
+        except MemoryError:
+            raise ConfigError(f"speculation.index_tokens: no memory for {num_tokens:,} tokens; lower it") from None
 
     def _draft_model(self) -> Drafter:
         from ..engine.drafters.draft_model import DraftModelDrafter

@@ -28,8 +28,9 @@ MAX_COMPILED = 64
 """Formats kept compiled."""
 MAX_PROBES = 500
 """Parts of a refused schema that are tried for the one that is at fault."""
-LIMITS: dict[str, Any] = {"max_lexer_states": 100_000, "verbose_errors": False}
-"""Of the library, which has others for the work of one mask and of a compilation; all count, so they hit everywhere."""
+LIMITS: dict[str, Any] = {"max_lexer_states": 100_000, "step_lexer_fuel": 5_000_000, "verbose_errors": False}
+"""Of the library. All count something, so they hit everywhere alike; the fuel of a step counts only what the lexer
+meets for the first time, so it leaves the states to decide."""
 MARK = "\x02"
 """Goes before text to be encoded as the middle of one."""
 
@@ -108,6 +109,11 @@ class CompiledFormat:
         """Why nothing can follow it, in one line."""
         return one_line(self.start.get_error()) if self.start.is_error() else None
 
+    def renew(self) -> LLMatcher:
+        """A start that no request has used, for the caller and for those that come after it."""
+        self.start = self._begin()
+        return self.start
+
     def _begin(self) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits
 
@@ -116,24 +122,23 @@ class CompiledFormat:
             matcher.compute_bitmask()  # shows that something can follow, and warms what its requests share
         return matcher
 
-    def renewed(self, old: LLMatcher) -> LLMatcher:
-        """A start in place of one whose lexer has come to its limits."""
-        if self.start is old:
-            self.start = self._begin()
-        return self.start
-
 
 class FormatGrammar:
-    """One request's place in a compiled format; an engine.grammar.Grammar."""
+    """One request's place in a compiled format; an engine.grammar.Grammar.
+
+    Nothing is ever rolled back: the library remembers its last mask under a key that two paths from one place may
+    share. Drafts are looked at in a copy of the state at the output, which costs a microsecond or two.
+    """
 
     def __init__(self, compiled: CompiledFormat, ends: Ends, vocab_size: int) -> None:
         self._compiled, self._ends, self._vocab_size = compiled, ends, vocab_size
-        self._start = compiled.start
-        self._matcher = self._start.deep_copy()
         self._output: list[int] = []
+        self._at_output: LLMatcher | None = None
+        """Made when first asked for: a request may wait for long."""
+        self._at_drafts: LLMatcher | None = None
         self._ahead: list[int] = []
-        """Drafts that the library has consumed past the output, taken back when something else is asked."""
-        self._masks: dict[tuple[int, ...], NDArray[np.uint32]] = {}
+        """What lies between the two."""
+        self._masks: dict[tuple[int, ...], NDArray[np.uint32] | GrammarError] = {}
         """Drafts after the output -> what may follow them: asked for to cut drafts, and again to sample."""
         self._has_ended = False
 
@@ -141,8 +146,14 @@ class FormatGrammar:
         """See Grammar. Read-only. Where text is forced, only the tokenizer's own tokens of it are legal."""
         key = tuple(drafts)
         if key not in self._masks:
-            self._masks[key] = self._mask(key)
-        return self._masks[key]
+            try:
+                self._masks[key] = self._mask(key)
+            except GrammarError as exc:
+                self._masks[key] = exc
+        found = self._masks[key]
+        if isinstance(found, GrammarError):
+            raise found
+        return found
 
     def num_legal(self, drafts: Sequence[int]) -> int:
         """See Grammar."""
@@ -165,17 +176,20 @@ class FormatGrammar:
         """See Grammar."""
         if self.num_legal([token]) == 0:
             raise GrammarError("the output cannot follow its response format any further")
+        self._output.append(token)
         self._has_ended = token in self._ends.token_ids
         if self._has_ended:
             self._ends.usual = token
-        elif self._ahead[:1] != [token]:
-            self._advance([token])
-        self._ahead = self._ahead[1:]
-        self._output.append(token)
+        elif self._here().try_consume_tokens([token]) == 0:
+            self._restart()
+        if self._ahead[:1] == [token]:
+            self._ahead = self._ahead[1:]
+        else:
+            self._at_drafts, self._ahead = None, []
         self._masks = {key[1:]: mask for key, mask in self._masks.items() if key[:1] == (token,)}
 
     def _mask(self, drafts: tuple[int, ...]) -> NDArray[np.uint32]:
-        """What the library says. It cannot always take back an end of sequence, so it never sees one."""
+        """What the library says. It never sees an end of sequence."""
         if self._has_ended or not self._ends.token_ids.isdisjoint(drafts):
             return np.zeros(-(-self._vocab_size // 32), dtype=np.uint32)
         count, bits = self._ask(drafts, lambda matcher: matcher.compute_bitmask())
@@ -186,36 +200,41 @@ class FormatGrammar:
     def _ask(self, drafts: Sequence[int], question: Callable[[LLMatcher], T]) -> tuple[int, T]:
         """How many leading drafts are legal, and the answer of the library's state just after them.
 
-        An error of the library is for good, and may be that of another request that shares its lexer. So it counts
-        only when it comes again with a new one: what a request may write depends on nothing but its own output.
+        An error of the library is for good, and may be that of another request that shares its lexer. So it counts only
+        when it comes again with a lexer that nobody has used: what a request may write depends on its own output.
         """
         for _ in range(2):
-            count = self._advance(drafts)
-            answer = question(self._matcher)
-            if not self._matcher.is_error():
+            count, matcher = self._after(drafts)
+            answer = question(matcher)
+            if not matcher.is_error():
                 return count, answer
-            problem = one_line(self._matcher.get_error())
+            problem = one_line(matcher.get_error())
             self._restart()
         raise GrammarError(f"the response format is too complex here: {problem}")
 
-    def _advance(self, drafts: Sequence[int]) -> int:
-        """Move the library's state to just after the output and the leading legal drafts; returns how many."""
-        shared = 0
-        while shared < min(len(self._ahead), len(drafts)) and self._ahead[shared] == drafts[shared]:
-            shared += 1
-        if shared < len(self._ahead):
-            self._matcher.rollback(len(self._ahead) - shared)
-        count = shared
-        if shared < len(drafts):
-            count += self._matcher.try_consume_tokens(list(drafts[shared:]))
+    def _here(self) -> LLMatcher:
+        if self._at_output is None:
+            self._at_output = self._compiled.start.deep_copy()
+        return self._at_output
+
+    def _after(self, drafts: Sequence[int]) -> tuple[int, LLMatcher]:
+        """How many leading drafts are legal, and the state just after them."""
+        if not drafts:
+            return 0, self._here()
+        if self._at_drafts is None or self._ahead != list(drafts[: len(self._ahead)]):
+            self._at_drafts, self._ahead = self._here().deep_copy(), []
+        count = len(self._ahead)
+        if count < len(drafts):
+            count += self._at_drafts.try_consume_tokens(list(drafts[count:]))
         self._ahead = list(drafts[:count])
-        return count
+        return count, self._at_drafts
 
     def _restart(self) -> None:
-        """The same place in a fresh copy."""
-        self._start = self._compiled.renewed(self._start)
-        self._matcher, self._ahead = self._start.deep_copy(), []
-        self._matcher.try_consume_tokens(self._output)
+        """The same place with a lexer of its own. GrammarError where even that cannot get there."""
+        self._at_output = self._compiled.renew().deep_copy()
+        self._at_drafts, self._ahead = None, []
+        if self._at_output.try_consume_tokens(self._output) < len(self._output):
+            raise GrammarError("the response format is too complex for an output of this length")
 
 
 class TokenTable:

@@ -32,12 +32,12 @@ from .outputs import OutputText
 from .pipeline import Ending, JobEngine, Pipeline
 from .record import JobRecord, publish
 from .requests import RequestBuilder
-from .sampling import RowSampling
+from .sampling import RowSampling, check_job_format
 from .status import JobStatus
 from .stop import Interrupted, StopRequest
 from .telemetry import serve
 from .tokenizer import TextTokenizer
-from .warm_start import check_warm_from, save_index
+from .warm_start import check_sources, save_index
 
 EXIT_CODES = {Ending.ABORTED: TOO_MANY_FAILED, Ending.PREEMPTED: TRY_AGAIN}
 
@@ -140,6 +140,7 @@ class _JobRun:
             return self._finished_before()
         self._policy = self._builder.policy(spec)
         self._sampling = job_sampling(spec)
+        self._check_job()
         index = JobIndex.of(
             fingerprint, self._shard, self._source.num_rows, spec.output.rows_per_part, self._source.scan()
         )
@@ -151,6 +152,15 @@ class _JobRun:
             return self._finished_before() if self._ledger.is_finished else self._attempt(retry_codes is not None)
         finally:
             self._ledger.close()
+
+    def _check_job(self) -> None:
+        """What would end the job only once it has put its name on the output. ConfigError or ModelError."""
+        spec = self._spec
+        check_sources(spec)
+        if spec.sampling.response_format is not None:
+            compile = self._builder.grammars(self._builder.tokenizer(spec))
+            if compile is not None:
+                check_job_format(spec, compile)
 
     def _known_index(self) -> JobIndex | None:
         try:
@@ -224,7 +234,6 @@ class _JobRun:
     def _load(self, status: JobStatus, steps: StepWriter) -> Pipeline:
         """Load tokenizer and weights and put the pipeline together."""
         spec, load_from = self._spec, self._clock()
-        check_warm_from(spec)
         tokenizer = self._builder.tokenizer(spec)
         text = PromptText(spec, tokenizer)
         engine = self._builder.engine(spec, tokenizer, self._policy)

@@ -83,7 +83,10 @@ def check_job_format(spec: JobSpec, compile: Compile) -> None:
         compile(found)
     except RowFailure as exc:
         reason = str(exc).removeprefix(RESPONSE_FORMAT).lstrip(".: ")
-        raise ConfigError(spec.hide(f"sampling.response_format: {reason}")) from exc
+        if any(key.startswith("sampling.response_format") for key in spec.secret_keys):
+            # A reason quotes parts of the form, and no part of what came from the environment is shown.
+            raise ConfigError("sampling.response_format: nothing can be held to it; correct its variables") from None
+        raise ConfigError(f"sampling.response_format: {reason}") from exc
 
 
 def row_seed(job_seed: int, row_index: int, row_id: str | None) -> int:

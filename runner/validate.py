@@ -10,14 +10,14 @@ from typing import Any
 
 from ..jobs.folder import OutputFolder
 from ..jobs.prompts import PromptSource
-from ..jobs.response_format import ResponseFormat
 from ..jobs.spec import JobSpec
 from .build import Builder
 from .conversation import PromptText
 from .fingerprint import pin
 from .requests import RequestBatch, RequestBuilder
 from .run import job_sampling
-from .warm_start import check_warm_from
+from .sampling import check_job_format
+from .warm_start import check_sources
 
 UNLIMITED = 1 << 62
 
@@ -92,13 +92,14 @@ def validate_job(spec: JobSpec, builder: Builder) -> Validation:
     sampling = job_sampling(spec)
     source = PromptSource(spec)
     spec = pin(spec, builder.identity(spec), builder.draft_identity(spec))
-    check_warm_from(spec)
+    check_sources(spec)
     limit = builder.max_model_len(spec)
     tokenizer = builder.tokenizer(spec)
     text = PromptText(spec, tokenizer)
-    requests = RequestBuilder(
-        tokenizer, text, sampling, spec.prompt.overflow, limit or UNLIMITED, compile=_shape_is_enough
-    )
+    compile = builder.grammars(tokenizer)
+    if compile is not None:
+        check_job_format(spec, compile)
+    requests = RequestBuilder(tokenizer, text, sampling, spec.prompt.overflow, limit or UNLIMITED, compile=compile)
     files = [file["path"] for file in source.identity()]
     result = Validation(spec.resolved_yaml(), files, source.num_rows, limit)
     result.max_failed_fraction = spec.errors.max_failed_fraction
@@ -113,10 +114,6 @@ def validate_job(spec: JobSpec, builder: Builder) -> Validation:
         result.num_duplicate_ids += _count_duplicates(prepared.ids, ids)
     result.prompt_tokens = {name: _quantile(lengths, q) for name, q in (("p50", 0.5), ("p95", 0.95), ("max", 1.0))}
     return result
-
-
-def _shape_is_enough(form: ResponseFormat) -> None:
-    """In place of a grammar: what is well formed passes."""
 
 
 def _count(result: Validation, batch: RequestBatch, lengths: Counter[int], spec: JobSpec) -> None:

@@ -10,12 +10,11 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from ..jobs.answers import Answers, spilled_answers
-from ..jobs.earlier_output import EarlierOutput
-from ..jobs.errors import JobError
+from ..jobs.earlier_output import EarlierOutput, same_place
+from ..jobs.errors import ConfigError, JobError
 from ..jobs.folder import DATA, OutputFolder, WorkFolder
 from ..jobs.saved_index import vocabulary_hash, write_saved_index
 from ..jobs.shard import Shard
@@ -54,12 +53,14 @@ def warm_start(
     drafter: Drafter | None,
     spec: JobSpec,
     tokenizer: TextTokenizer,
+    vocab_size: int,
     warn: Callable[[str], None],
     with_own: bool = True,
 ) -> WarmStart:
     """Fill the drafter's suffix index, if it has one, with the answers behind speculation.warm_from and then with those
     that this very job has finished in earlier attempts and other shards, so that these are forgotten last.
 
+    vocab_size: the model's; an answer with an id past it is left out, since it could not be drafted from.
     with_own: False leaves out the job's own, as a bench must, which runs rows that may have been run before.
     Raises ConfigError, InputMissing or StorageError where warm_from is no location or cannot be reached. Whatever else
     is wrong with what lies there is a warning.
@@ -69,7 +70,7 @@ def warm_start(
     if suffix is None or suffix.index is None:
         return facts
     began = perf_counter()
-    ids = _TokenIds(tokenizer, facts)
+    ids = _TokenIds(tokenizer, vocab_size, facts)
     for answers in chain(_earlier(spec, ids, warn), _own(spec, warn) if with_own else ()):
         if rows := ids.rows(answers):
             starts = np.cumsum([0, *map(len, rows[:-1])])
@@ -79,10 +80,23 @@ def warm_start(
     return facts
 
 
-def check_warm_from(spec: JobSpec) -> None:
-    """Raises what warm_start() would say about the locations, before any weights are loaded; reads no file."""
-    if spec.speculation.warm_from is not None:
-        _ = EarlierOutput(spec.speculation.warm_from).has_parts
+def check_sources(spec: JobSpec) -> None:
+    """Raises what warm_start() would say about the locations, before any weights are loaded; reads no file.
+
+    ConfigError also where `overwrite` would remove what the job is to begin with.
+    """
+    speculation = spec.speculation
+    sources = [("warm_from", location) for location in speculation.warm_from or ()]
+    if speculation.synthetic is not None:
+        sources.append(("synthetic.replay", speculation.synthetic.replay))
+    for key, location in sources:
+        if spec.output.if_exists == "overwrite" and same_place(location, spec.output.path):
+            raise ConfigError(
+                f"speculation.{key}: {location} is the job's own output.path, which if_exists: overwrite clears; "
+                "choose another output.path"
+            )
+    if speculation.warm_from is not None:
+        _ = EarlierOutput(speculation.warm_from).has_parts
 
 
 def save_index(
@@ -96,11 +110,12 @@ def save_index(
     suffix = suffix_drafter(drafter)
     if suffix is None or suffix.index is None:
         return
-    suffix.facts()  # takes in the answers that finished since the last draft
     try:
+        suffix.facts()  # takes in the answers that finished since the last draft
         write_saved_index(folder, shard.index, *suffix.index.rows(), vocabulary_hash(tokenizer.token_bytes()))
-    except (JobError, OSError, pa.ArrowException) as exc:
-        warn(f"speculation.save_index: the index is not saved, the rows are: {exc}")
+    except Exception as exc:  # memory may be short, too; the rows are safe, and that is what counts
+        reason = str(exc).partition(";")[0] or type(exc).__name__
+        warn(f"speculation.save_index: the index is not saved, the rows are ({reason})")
 
 
 def suffix_drafter(drafter: Drafter | None) -> SuffixDrafter | None:
@@ -116,8 +131,9 @@ def suffix_drafter(drafter: Drafter | None) -> SuffixDrafter | None:
 class _TokenIds:
     """Token ids of answers, as the model would have to write them."""
 
-    def __init__(self, tokenizer: TextTokenizer, facts: WarmStart) -> None:
+    def __init__(self, tokenizer: TextTokenizer, vocab_size: int, facts: WarmStart) -> None:
         self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
         self._facts = facts
         self._eos = tokenizer.eos_token_id if isinstance(tokenizer, EndingTokenizer) else None
 
@@ -133,11 +149,9 @@ class _TokenIds:
     def rows(self, answers: Answers) -> list[Int32]:
         """One array for each answer that has tokens."""
         facts = self._facts
-        if answers.token_ids is not None:
-            num_ids = len(self._token_bytes)
-            rows = [row for row in answers.token_ids if len(row) and row.min() >= 0 and row.max() < num_ids]
-        else:
-            rows = self._encoded(answers)
+        rows = answers.token_ids if answers.token_ids is not None else self._encoded(answers)
+        rows = [row for row in rows if len(row) and row.min() >= 0 and row.max() < self._vocab_size]
+        if answers.token_ids is None:
             facts.num_encoded_tokens += sum(map(len, rows))
         facts.num_rows += len(rows)
         facts.num_tokens += sum(map(len, rows))

@@ -1,4 +1,4 @@
-"""Drafts for requests that follow a grammar: what it forces comes first, what it forbids is cut off."""
+"""Drafts for requests that follow a grammar: what it forbids is cut off, what it forces is drafted in any case."""
 
 from __future__ import annotations
 
@@ -16,31 +16,29 @@ class GrammarDrafter:
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
-        self._is_forced: set[Request] = set()
+        self._replaced: set[Request] = set()
 
     def propose(self, batch: DraftBatch, num_draft_tokens: Int32) -> Drafts:
         """As Drafter.propose."""
-        self._is_forced.clear()
-        if not any(request.grammar for request in batch.requests):
-            return self._drafter.propose(batch, num_draft_tokens)
+        self._replaced.clear()
+        own = self._drafter.propose(batch, num_draft_tokens)
+        if all(request.grammar is None for request in batch.requests):
+            return own
         forced = [_forced(r, k) for r, k in zip(batch.requests, num_draft_tokens.tolist(), strict=True)]
-        self._is_forced.update(r for r, tokens in zip(batch.requests, forced, strict=True) if tokens)
-        own = self._drafter.propose(batch, self._asked(batch, num_draft_tokens))
-        legal = [d[: _num_legal(r, d)] for r, d in zip(batch.requests, own.token_ids, strict=True)]
-        token_ids = [must or may for must, may in zip(forced, legal, strict=True)]
+        token_ids = [d[: num_legal(r, d)] for r, d in zip(batch.requests, own.token_ids, strict=True)]
+        for i, (request, tokens) in enumerate(zip(batch.requests, forced, strict=True)):
+            if token_ids[i][: len(tokens)] != tokens:
+                token_ids[i] = tokens
+                self._replaced.add(request)
         return Drafts(token_ids, _survival(own.survival, token_ids, forced))
 
     def observe(self, batch: DraftBatch, num_draft_tokens: Int32, num_accepted_tokens: Int32) -> None:
         """As Drafter.observe, with what the drafter itself proposed."""
-        asked = self._asked(batch, num_draft_tokens)
-        self._drafter.observe(batch, asked, np.minimum(asked, num_accepted_tokens))
-
-    def _asked(self, batch: DraftBatch, num_draft_tokens: Int32) -> Int32:
-        """Zero where the grammar has spoken."""
-        if not self._is_forced:
-            return num_draft_tokens
-        is_forced = [request in self._is_forced for request in batch.requests]
-        return np.where(is_forced, 0, num_draft_tokens).astype(np.int32)
+        if self._replaced:
+            is_replaced = [request in self._replaced for request in batch.requests]
+            num_draft_tokens = np.where(is_replaced, 0, num_draft_tokens).astype(np.int32)
+            num_accepted_tokens = np.minimum(num_draft_tokens, num_accepted_tokens)
+        self._drafter.observe(batch, num_draft_tokens, num_accepted_tokens)
 
 
 def _forced(request: Request, limit: int) -> list[int]:
@@ -52,7 +50,8 @@ def _forced(request: Request, limit: int) -> list[int]:
         return []
 
 
-def _num_legal(request: Request, drafts: list[int]) -> int:
+def num_legal(request: Request, drafts: list[int]) -> int:
+    """Leading drafts that the request's grammar, if it has one, allows."""
     if request.grammar is None or not drafts:
         return len(drafts)
     try:

@@ -8,6 +8,7 @@ from ...policies.base import Float32, Int32
 from ..block_manager import BlockManager
 from ..request import Request
 from .base import DraftBatch, Drafter, Drafts
+from .forced import num_legal
 
 
 class SuffixThenModel(Drafter):
@@ -25,12 +26,14 @@ class SuffixThenModel(Drafter):
         """See Drafter."""
         self._by_second.clear()
         drafts = self.first.propose(batch, num_draft_tokens)
-        silent = drafts.num_draft_tokens == 0
+        legal = [num_legal(r, tokens) for r, tokens in zip(batch.requests, drafts.token_ids, strict=True)]
+        silent = np.array(legal, dtype=np.int32) == 0
         if not num_draft_tokens[silent].any():
             return drafts
         others = self.second.propose(batch, np.where(silent, num_draft_tokens, 0).astype(np.int32))
         self._by_second.update(r for r, is_silent in zip(batch.requests, silent.tolist(), strict=True) if is_silent)
-        token_ids = [own or other for own, other in zip(drafts.token_ids, others.token_ids, strict=True)]
+        both = zip(drafts.token_ids, others.token_ids, silent.tolist(), strict=True)
+        token_ids = [other if is_silent else own for own, other, is_silent in both]
         return Drafts(token_ids, _merged(drafts.survival, others.survival, silent))
 
     def observe(self, batch: DraftBatch, num_draft_tokens: Int32, num_accepted_tokens: Int32) -> None:

@@ -103,7 +103,11 @@ class SuffixDrafter(Drafter):
         self._pending = None
         if len(self._learned) * REQUESTS_PER_LEARNED_ROW >= len(batch.requests):
             self._learn()
-        return self._propose(batch, num_draft_tokens)
+        asked = np.flatnonzero(num_draft_tokens)
+        if len(asked) == len(batch.requests):
+            return self._propose(batch, num_draft_tokens)
+        some = DraftBatch([batch.requests[i] for i in asked.tolist()], batch.slots[asked], batch.table)
+        return _spread(self._propose(some, num_draft_tokens[asked]), asked.tolist(), len(batch.requests))
 
     def observe(self, batch: DraftBatch, num_draft_tokens: Int32, num_accepted_tokens: Int32) -> None:
         """Grade what was proposed by the tokens that came, whatever of it was verified."""
@@ -160,6 +164,16 @@ class SuffixDrafter(Drafter):
         token_ids = [tokens[:length] for tokens, length in zip(drafts.tolist(), lens, strict=True)]
         self._pending = _Pending(batch.requests, texts.num_tokens, token_ids, bins)
         return Drafts(token_ids, survival[:, : max(lens)].astype(np.float32))
+
+
+def _spread(drafts: Drafts, asked: list[int], num_requests: int) -> Drafts:
+    """Those of the requests that were asked for, among all of the step."""
+    token_ids: list[list[int]] = [[] for _ in range(num_requests)]
+    for i, tokens in zip(asked, drafts.token_ids, strict=True):
+        token_ids[i] = tokens
+    survival = np.zeros((num_requests, drafts.survival.shape[1]), dtype=np.float32)
+    survival[asked] = drafts.survival
+    return Drafts(token_ids, survival)
 
 
 @dataclass(frozen=True, slots=True)

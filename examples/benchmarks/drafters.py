@@ -26,11 +26,14 @@ os.environ.setdefault("TQDM_DISABLE", "1")
 import torch
 
 from examples.benchmarks.real_text import DATASETS, DRAFTERS, NEVER, Lab, Nights, read_nights, save_model
+from examples.benchmarks.replay import replay
 from specrun.runner.bench_report import markdown_table
 from specrun.runner.comparison import Comparison
 from specrun.runner.contender import Contender
 from specrun.runner.machine import library_versions, load_average, machine_facts
 
+SECTIONS = ("replay", "drafters", "coupling", "peer")
+WITHOUT_WEIGHTS = ("ngram", "suffix-cold", "suffix-job", "suffix-warm")
 PEER_K = 8
 PEER_CACHES = ("cold", "job", "warm")
 
@@ -76,6 +79,28 @@ def measure_coupling(lab: Lab, nights: Nights) -> list[dict[str, Any]]:
         print(f"### {nights.name}, temperature {temperature}, batch {batch}, {options.layers} layers\n")
         print(markdown_table(["drafts", "acceptance", "acceptance length", "vs never (min-max)"], rows) + "\n")
         results.append({"dataset": nights.name, "temperature": temperature, "drafters": as_json(comparisons)})
+    return results
+
+
+def measure_replay(lab: Lab, datasets: Sequence[Nights]) -> list[dict[str, Any]]:
+    """Acceptance of the drafters without weights, by data set, temperature and draft length, on outputs made once."""
+    options, results = lab.options, []
+    batch = max(options.batches)
+    for nights in datasets:
+        for temperature in options.temperatures:
+            _, outputs = lab.bench(nights, temperature).run(NEVER, batch)
+            recorded = [outputs[i].token_ids for i in range(len(nights.second))]
+            seeds = lab.first_outputs[nights.name, temperature, False]
+            rows = []
+            for name in WITHOUT_WEIGHTS:
+                found = [replay(lab.drafter(name, seeds), nights.second, recorded, k, batch) for k in options.k]
+                rows.append([name, *(f"{r.acceptance_rate:.1%} ({r.tokens_per_verification:.2f})" for r in found)])
+                results += [
+                    {"dataset": nights.name, "temperature": temperature, "drafter": name, "k": k, **asdict(r)}
+                    for k, r in zip(options.k, found, strict=True)
+                ]
+            print(f"### {nights.name}, temperature {temperature}, {len(recorded)} rows, batch {batch}\n")
+            print(markdown_table(["drafter", *(f"k = {k}" for k in options.k)], rows) + "\n", flush=True)
     return results
 
 
@@ -225,12 +250,15 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a smoke test: its figures mean nothing")
     parser.add_argument("--data", type=Path, help="folder of gsm8k_test.jsonl, humaneval.jsonl and spec_bench.jsonl")
     parser.add_argument("--datasets", type=items(str), help=f"of {','.join(DATASETS)}; all that there is data for")
-    parser.add_argument("--sections", type=items(str), default=["drafters", "coupling", "peer"])
+    parser.add_argument("--sections", type=items(str), default=list(SECTIONS), help=f"of {','.join(SECTIONS)}")
     parser.add_argument("--drafters", type=items(str), default=list(DRAFTERS))
     parser.add_argument("--k", type=items(int), default=[1, 3, 5, 8], help="fixed draft lengths")
     parser.add_argument("--batches", type=items(int), default=[1, 4, 16, 64])
     parser.add_argument("--temperatures", type=items(float), default=[0.0, 0.7])
     parser.add_argument("--rows", type=int, default=64, help="rows of each of the two nights")
+    parser.add_argument(
+        "--carried-over", type=float, default=0.0, help="share of the second night's rows that were there"
+    )
     parser.add_argument("--tokens", type=int, default=96, help="most new tokens of a row")
     parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument(
@@ -244,7 +272,7 @@ def parse_options() -> argparse.Namespace:
     if options.quick:
         options.k, options.batches, options.temperatures = [3], [1, 4], [0.0]
         options.rows, options.tokens, options.repeats = 4, 12, 1
-    for name, known in (("datasets", DATASETS), ("drafters", DRAFTERS), ("sections", ("drafters", "coupling", "peer"))):
+    for name, known in (("datasets", DATASETS), ("drafters", DRAFTERS), ("sections", SECTIONS)):
         if unknown := set(getattr(options, name)) - set(known):
             parser.error(f"--{name}: {', '.join(sorted(unknown))}; choose of {', '.join(known)}")
     return options
@@ -263,7 +291,10 @@ def main() -> None:
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         lab = Lab(options, Path(folder))
-        datasets = [read_nights(name, options.data, options.rows, lab.tokenizer) for name in options.datasets]
+        datasets = [read_nights(name, options, lab.tokenizer) for name in options.datasets]
+        if "replay" in options.sections:
+            print("## Acceptance by replay\n", flush=True)
+            results["replay"] = measure_replay(lab, datasets)
         if "drafters" in options.sections:
             minutes = sum(map(lab.estimated_s, datasets)) * len(options.temperatures) / 60
             print(f"## Drafters\n\nabout {minutes:.1f} minutes, if drafts neither cost nor gave anything\n", flush=True)

@@ -51,7 +51,17 @@ class Nights:
     stop: tuple[str, ...] = ()
 
 
-def read_nights(name: str, data: Path | None, num_rows: int, tokenizer: Tokenizer) -> Nights:
+def read_nights(name: str, options: argparse.Namespace, tokenizer: Tokenizer) -> Nights:
+    """The prompts of both nights, a share of the second's being rows of the first that came again."""
+    nights = read_prompts(name, options.data, options.rows, tokenizer)
+    second = [
+        first if i % 10 < 10 * options.carried_over else new
+        for i, (first, new) in enumerate(zip(nights.first, nights.second, strict=True))
+    ]
+    return replace(nights, second=second)
+
+
+def read_prompts(name: str, data: Path | None, num_rows: int, tokenizer: Tokenizer) -> Nights:
     """num_rows prompts for each night; of a public data set in an order that mixes its categories."""
     if name == "extraction":
         job = parse_job(read_job_file(EXTRACTION / "job.yaml"), "job.yaml")
@@ -107,7 +117,8 @@ def rounded(weight: Tensor, num_bits: int) -> Tensor:
     """[N, K] with 2 ** num_bits - 1 evenly spaced values in each row."""
     largest = 2 ** (num_bits - 1) - 1
     step = weight.float().abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / largest
-    return ((weight.float() / step).round() * step).to(weight.dtype)
+    out: Tensor = (weight.float() / step).round() * step
+    return out.to(weight.dtype)
 
 
 class Lab:
@@ -119,7 +130,7 @@ class Lab:
         self.target = Target.load(resolve_checkpoint(MODEL), self.config)
         self.tokenizer = Tokenizer.from_checkpoint(resolve_checkpoint(MODEL))
         self._draft: Target | None = None
-        self._first_outputs: dict[tuple[str, float, bool], list[list[int]]] = {}
+        self.first_outputs: dict[tuple[str, float, bool], list[list[int]]] = {}
 
     def bench(self, nights: Nights, temperature: float, ignore_eos: bool = False) -> Bench:
         """Of the second night's rows. The outputs of the first, which suffix-warm knows, are made at the first call."""
@@ -135,18 +146,18 @@ class Lab:
                     seed=row_seed(night, i, None),
                 )
                 requests.append(Request(i, ids, params))
-            return Bench(self.target, self.config, requests, lambda m: self._drafter(m, seeds), token_bytes)
+            return Bench(self.target, self.config, requests, lambda m: self.drafter(m, seeds), token_bytes)
 
         seeds: list[list[int]] = []
         token_bytes = self.tokenizer.token_bytes()
         key = nights.name, temperature, ignore_eos
-        if key not in self._first_outputs:
+        if key not in self.first_outputs:
             _, outputs = make(nights.first, 1).run(NEVER, max(self.options.batches))
-            self._first_outputs[key] = [output.token_ids for output in outputs.values()]
-        seeds += self._first_outputs[key]
+            self.first_outputs[key] = [output.token_ids for output in outputs.values()]
+        seeds += self.first_outputs[key]
         return make(nights.second, 2)
 
-    def _drafter(self, name: str | None, seeds: Sequence[Sequence[int]]) -> Drafter | None:
+    def drafter(self, name: str | None, seeds: Sequence[Sequence[int]]) -> Drafter | None:
         """A new drafter by its name in the tables."""
         if self._draft is not None:
             self._draft.allocate(0)  # as the target's KV cache: before the next one is sized

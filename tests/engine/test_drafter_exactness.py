@@ -146,4 +146,4 @@ def test_output_is_the_same_with_every_drafter(name, kind):
 @pytest.mark.parametrize("name", [*KINDS, "switching"])
 def test_output_is_the_same_with_every_drafter_under_many_schedules(name, kind):
     make = KINDS.get(name, switching)
-    assert sum(check(family, kind, make, seed) for family in FEW_FAMILIES for seed in range(200, 206)) > 0
+    assert sum(check(family, kind, make, seed) for family in FEW_FAMILIES for seed in range(200, 203)) > 0

@@ -12,7 +12,7 @@ from specrun.jobs.answers import spilled_answers
 from specrun.jobs.earlier_output import EarlierOutput
 from specrun.jobs.errors import ConfigError, InputMissing, StorageError
 from specrun.jobs.folder import OutputFolder
-from specrun.jobs.saved_index import VOCABULARY, vocabulary_hash, write_saved_index
+from specrun.jobs.saved_index import vocabulary_hash, write_saved_index
 from tests.jobs.output_jobs import close, expect, failed_row, open_writer, row, run_shard, shard_folder, spill_file
 
 OURS = vocabulary_hash([b"a", b"b"])
@@ -235,14 +235,29 @@ def test_the_jobs_own_folder_is_left_out_of_a_glob(tmp_path, monkeypatch):
         assert texts("day-*/data/*", exclude=own) == ["1:0"]
 
 
-def test_token_ids_count_where_the_part_says_whose_they_are(tmp_path):
+def test_token_ids_count_where_they_are_known_to_be_the_same(tmp_path):
     out = earlier(tmp_path / "out", num_rows=20, token_ids=True)
     assert texts(str(out), OURS) == named("", *range(20))
     assert ids(str(out), same_tokenizer=True) == [[i, i + 1] for i in range(20)]
-    add_to_footer(out / "data" / "part-00000-000001.parquet", {VOCABULARY: OURS.encode()})
-    assert ids(str(out), OURS) == [[i, i + 1] for i in range(10, 20)]
-    assert texts(str(out), OURS) == [*named("", *range(10)), *[None] * 10]
-    assert ids(str(out), OTHERS) == ids(str(out)) == []
+    assert ids(str(out), OURS) == ids(str(out)) == []
+
+
+def test_a_part_that_cannot_be_looked_at_leaves_the_others(tmp_path):
+    out = earlier(tmp_path / "out", num_rows=20)
+    (out / "data" / "part-00000-000002.parquet").symlink_to(tmp_path / "gone")
+    warnings: list[str] = []
+    assert texts(str(out), OURS, warn=warnings.append) == named("", *range(20))
+    assert len(warnings) == 1 and "part-00000-000002" in warnings[0]
+
+
+def test_indexes_of_shards_share_the_budget(tmp_path):
+    """They began with the same answers of the night before; each has some that the others do not."""
+    out = earlier(tmp_path / "out", num_rows=3)
+    for shard in range(3):
+        save_index(out, [[shard] * 10 for _ in range(30)], shard=shard)
+    touch(out, 100)
+    rows = [row for batch in EarlierOutput(str(out), OURS).batches(30) for row in batch.token_ids or ()]
+    assert {int(row[0]) for row in rows} == {0, 1, 2}
 
 
 def test_rows_without_token_ids_are_left_out(tmp_path):

@@ -240,6 +240,23 @@ def test_fingerprint_has_what_changes_outputs_only(tmp_path):
         assert load(tmp_path, BASE, [other]).fingerprint_fields() != base, other
 
 
+def test_fingerprint_of_a_job_without_a_response_format_is_as_before_there_were_any(tmp_path):
+    """A job that was begun then goes on."""
+    assert "response_format" not in load(tmp_path).fingerprint_fields()["sampling"]
+    assert (
+        "response_format"
+        not in load(tmp_path, BASE, ["sampling.response_format={type: text}"]).fingerprint_fields()["sampling"]
+    )
+
+
+def test_fingerprint_sees_the_order_of_keys_in_a_schema(tmp_path):
+    """It is the order of the output's."""
+    form = "sampling.response_format={type: json_schema, json_schema: {schema: {properties: {A: {}, B: {}}}}}"
+    forms = [form, form.replace("A: {}, B: {}", "B: {}, A: {}")]
+    one, other = (load(tmp_path, BASE, [each]).fingerprint_fields() for each in forms)
+    assert one != other
+
+
 def test_fingerprint_sees_the_text_of_a_chat_template(tmp_path):
     file = tmp_path / "chat.jinja"
     file.write_text("one")

@@ -204,6 +204,29 @@ def test_drafts_leave_the_state_as_it_is(compiler, seed, name, start):
         twin.accept(token)
 
 
+@pytest.mark.parametrize("options", [{}, {"x-guidance": {"whitespace_flexible": False}}])
+def test_drafts_that_were_left_are_not_remembered(compiler, options):
+    """Two keys are equally long and need other things after them: what may follow one must not be said of the other."""
+    schema = {
+        "type": "object",
+        "properties": {"x": {"type": "string"}, "y": {"type": "string"}},
+        "required": ["y"],
+        "additionalProperties": False,
+        **options,
+    }
+    drafted, plain = (compiler.compile(schema_format(schema)) for _ in range(2))
+    opened, x, y = (TOKENIZER.encode(text) for text in ('{"', 'x":"', 'y":"'))
+    for token in opened:
+        drafted.accept(token)
+        plain.accept(token)
+    for count in range(len(x) + 1):
+        drafted.mask(x[:count])
+    for token in y:
+        drafted.accept(token)
+        plain.accept(token)
+    assert np.array_equal(drafted.mask([]), plain.mask([]))
+
+
 def test_the_end(compiler):
     """Ends are legal only where the output is complete, in their place among drafts too, and nothing is after them."""
     grammar = compiler.compile(ResponseFormat("regex", "ab*"))
@@ -402,8 +425,10 @@ def test_a_model_without_an_end(compiler):
         GrammarCompiler(TOKENIZER, VOCAB_SIZE, []).compile(ResponseFormat("json_object"))
 
 
-def test_a_format_too_complex_fails_where_it_is_and_the_same_each_time(compiler):
+def test_a_format_too_complex_fails_where_it_is_and_the_same_each_time(monkeypatch):
     """The limit is the library's; the place does not depend on what other requests did before."""
+    monkeypatch.setitem(grammar_module.LIMITS, "step_lexer_fuel", 200_000)
+    compiler = GrammarCompiler(TOKENIZER, VOCAB_SIZE, [EOS])
     format = ResponseFormat("regex", "(.{0,100}a.{0,100}){30}")
     errors = set()
     for _ in range(2):

@@ -1,6 +1,7 @@
 """Response formats of jobs and rows: each request gets a grammar of its own, or its row says why not."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -15,12 +16,12 @@ from specrun.jobs.row_errors import INVALID_RESPONSE_FORMAT, RowFailure
 from specrun.jobs.spec import JobSpec
 from specrun.runner.conversation import PromptText
 from specrun.runner.requests import RequestBuilder
-from specrun.runner.run import job_sampling
+from specrun.runner.run import job_sampling, run_job
 from specrun.runner.sampling import RowSampling, check_job_format
 from specrun.runner.validate import validate_job
 from tests.jobs.openai_lines import line
 from tests.jobs.prompt_inputs import write_lines, write_parquet
-from tests.runner.conftest import Job
+from tests.runner.conftest import Job, StubBuilder
 
 REGEX = {"type": "regex", "regex": "a+"}
 
@@ -141,9 +142,26 @@ def test_the_jobs_own_format_is_tried_before_any_row(tmp_path, monkeypatch):
         check_job_format(job(path, {"type": "regex", "regex": "["}), compile_stub)
 
 
-def test_validate_looks_at_the_shape(job: Job):
-    forms = [REGEX, {"type": "regex"}, {"type": "json_object"}]
+class FormatBuilder(StubBuilder):
+    """Knows grammars before there is an engine."""
+
+    def grammars(self, tokenizer: Any, engine: Any = None) -> Any:
+        return compile_stub
+
+
+def test_validate_tries_every_format(job: Job):
+    forms = [REGEX, {"type": "regex"}, {"type": "json_object"}, {"type": "regex", "regex": "["}]
     job.jsonl([{"prompt": "p", "response_format": form} for form in forms])
-    found = validate_job(job.set(sampling__response_format={"type": "json_object"}).spec, job.stub())
-    assert found.num_ok == 2 and found.error_codes == {"invalid_response_format": 1}
+    found = validate_job(job.set(sampling__response_format={"type": "json_object"}).spec, FormatBuilder())
+    assert found.num_ok == 2 and found.error_codes == {"invalid_response_format": 2}
     assert found.first_errors["invalid_response_format"].startswith("row 1: response_format.regex: must be a regular")
+
+
+def test_a_format_that_nothing_follows_leaves_the_output_alone(job: Job, tmp_path):
+    """Or the name of a job that never ran would stand in the way of the mended one."""
+    spec = job.jsonl([{"prompt": "p"}]).set(sampling__response_format={"type": "regex", "regex": "["}).spec
+    with pytest.raises(ConfigError, match="opens what nothing closes"):
+        run_job(spec, builder=FormatBuilder())
+    assert not Path(spec.output.path).exists()
+    with pytest.raises(ConfigError, match="opens what nothing closes"):
+        validate_job(spec, FormatBuilder())

@@ -15,7 +15,7 @@ from specrun.engine.drafters.suffix import SuffixDrafter
 from specrun.engine.request import FinishReason, Request, SamplingParams
 from specrun.engine.testing import FIRST_WORD, WordTokenizer
 from specrun.jobs.earlier_output import EarlierOutput
-from specrun.jobs.errors import InputMissing
+from specrun.jobs.errors import ConfigError, InputMissing
 from specrun.jobs.folder import OutputFolder
 from specrun.jobs.saved_index import VOCABULARY, vocabulary_hash
 from specrun.jobs.shard import Shard
@@ -23,12 +23,13 @@ from specrun.jobs.spec import JobSpec
 from specrun.jobs.store import LocalStore
 from specrun.runner.run import run_job
 from specrun.runner.tokenizer import Tokenizer
-from specrun.runner.warm_start import save_index, warm_start
+from specrun.runner.warm_start import check_sources, save_index, warm_start
 from tests.contract import tiny_model
 from tests.contract.tiny_model import EOS
 from tests.jobs.output_jobs import close, expect, failed_row, finish_job, open_writer, row, run_shard
 
 ROOT = Path(__file__).parents[2]
+VOCAB_SIZE = 260
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +81,7 @@ def ended(*texts):
 
 def warmed(spec, tokenizer, warn=None):
     drafter = SuffixDrafter(spec.speculation.index_tokens)
-    facts = warm_start(drafter, spec, tokenizer, warn or pytest.fail)
+    facts = warm_start(drafter, spec, tokenizer, VOCAB_SIZE, warn or pytest.fail)
     assert facts.num_tokens == drafter.num_seeded_tokens >= sum(map(len, rows_of(drafter)))
     return rows_of(drafter), facts
 
@@ -135,7 +136,7 @@ def test_earlier_jobs_then_this_one_then_what_waits(tmp_path, tokenizer):
     assert rows == ended("1:0", "2:0", "3:0", "3:1", "3:4")
     assert warmed(spec_of(out), tokenizer)[0] == ended("3:0", "3:1", "3:4")
     drafter = SuffixDrafter(5000)
-    warm_start(drafter, spec_of(out, warm_from=f"{tmp_path}/day-*"), tokenizer, pytest.fail, with_own=False)
+    warm_start(drafter, spec_of(out, warm_from=f"{tmp_path}/day-*"), tokenizer, VOCAB_SIZE, pytest.fail, with_own=False)
     assert rows_of(drafter) == ended("1:0", "2:0")
 
 
@@ -174,7 +175,25 @@ def test_no_yesterday_is_a_warning(tmp_path, tokenizer):
     assert rows == [] and len(warnings) == 1 and "nothing behind" in warnings[0]
 
 
-def test_spill_that_goes_away_meanwhile_is_a_warning(tmp_path, tokenizer, monkeypatch):
+def test_answers_that_the_model_has_no_tokens_for_are_left_out(tmp_path, tokenizer):
+    """A tokenizer may have been given tokens past the model's embeddings."""
+    finish_job(tmp_path / "old", 2, make_row=text_rows(""))
+    drafter = SuffixDrafter(5000)
+    spec = spec_of(tmp_path / "new", warm_from=str(tmp_path / "old"))
+    assert warm_start(drafter, spec, tokenizer, ord("1"), pytest.fail).num_rows == 0
+    assert warm_start(drafter, spec, tokenizer, EOS + 1, pytest.fail).num_rows == 2
+
+
+def test_overwrite_does_not_clear_what_the_job_begins_with(tmp_path):
+    out = tmp_path / "out"
+    spec = spec_of(out, warm_from=f"{out}/")
+    check_sources(spec)
+    overwriting = spec.model_copy(update={"output": spec.output.model_copy(update={"if_exists": "overwrite"})})
+    with pytest.raises(ConfigError, match=r"speculation\.warm_from: .* clears; choose another"):
+        check_sources(overwriting)
+
+
+def test_spill_that_goes_away_meanwhile_is_no_loss(tmp_path, tokenizer, monkeypatch):
     writer = open_writer(tmp_path / "out", 6, rows_per_part=3)
     expect(writer)
     writer.write([text_rows("")(i) for i in (0, 1, 2, 4)])
@@ -187,19 +206,17 @@ def test_spill_that_goes_away_meanwhile_is_a_warning(tmp_path, tokenizer, monkey
         return opened(store, name)
 
     monkeypatch.setattr(LocalStore, "open", gone)
-    warnings: list[str] = []
-    assert warmed(spec_of(tmp_path / "out"), tokenizer, warnings.append)[0] == ended("0", "1", "2")
-    assert len(warnings) == 1 and warnings[0].startswith("output.path: not all rows")
+    assert warmed(spec_of(tmp_path / "out"), tokenizer)[0] == ended("0", "1", "2")
 
 
 def test_only_a_suffix_index_is_filled(tmp_path, tokenizer):
     finish_job(tmp_path / "old", 2, make_row=text_rows(""))
     spec = spec_of(tmp_path / "new", warm_from=str(tmp_path / "old"))
     suffix = SuffixDrafter(5000)
-    warm_start(SuffixThenModel(suffix, NgramDrafter()), spec, tokenizer, pytest.fail)
+    warm_start(SuffixThenModel(suffix, NgramDrafter()), spec, tokenizer, VOCAB_SIZE, pytest.fail)
     assert rows_of(suffix) == ended("0", "1")
     for drafter in (None, NgramDrafter(), SuffixDrafter(0)):
-        assert warm_start(drafter, spec, tokenizer, pytest.fail).num_rows == 0
+        assert warm_start(drafter, spec, tokenizer, VOCAB_SIZE, pytest.fail).num_rows == 0
 
 
 def test_an_index_is_kept_and_found_again(tmp_path, tokenizer):
@@ -295,7 +312,7 @@ def test_an_index_that_cannot_be_saved_fails_no_job(job):
     result = run_job(job.spec, builder=job.stub(drafter=seeded([1, 2])), warn=warnings.append)
     assert result.exit_code == 0 and job.is_success
     (warning,) = warnings
-    assert warning.startswith("speculation.save_index: the index is not saved, the rows are: ")
+    assert warning.startswith("speculation.save_index: the index is not saved, the rows are (")
 
 
 def test_a_bucket_that_is_denied_ends_the_job_before_the_load(job, bucket):
