@@ -157,7 +157,7 @@ class Lab:
         seeds += self.first_outputs[key]
         return make(nights.second, 2)
 
-    def drafter(self, name: str | None, seeds: Sequence[Sequence[int]]) -> Drafter | None:
+    def drafter(self, name: str | None, seeds: Sequence[Sequence[int]]) -> Drafter:
         """A new drafter by its name in the tables."""
         if self._draft is not None:
             self._draft.allocate(0)  # as the target's KV cache: before the next one is sized
