@@ -190,12 +190,13 @@ class FormatGrammar:
 
     def _mask(self, drafts: tuple[int, ...]) -> NDArray[np.uint32]:
         """What the library says. It never sees an end of sequence."""
+        num_words = -(-self._vocab_size // 32)
         if self._has_ended or not self._ends.token_ids.isdisjoint(drafts):
-            return np.zeros(-(-self._vocab_size // 32), dtype=np.uint32)
+            return np.zeros(num_words, dtype=np.uint32)
         count, bits = self._ask(drafts, lambda matcher: matcher.compute_bitmask())
         if count < len(drafts):
             raise GrammarError("the drafts leave the response format")
-        return np.frombuffer(bits, dtype=np.uint32)
+        return np.frombuffer(bits, dtype=np.uint32)[:num_words]  # the library adds a word to a vocabulary of whole ones
 
     def _ask(self, drafts: Sequence[int], question: Callable[[LLMatcher], T]) -> tuple[int, T]:
         """How many leading drafts are legal, and the answer of the library's state just after them.

@@ -227,6 +227,14 @@ def test_drafts_that_were_left_are_not_remembered(compiler, options):
     assert np.array_equal(drafted.mask([]), plain.mask([]))
 
 
+@pytest.mark.parametrize("vocab_size", [-(-VOCAB_SIZE // 32) * 32, VOCAB_SIZE | 1])
+def test_masks_are_of_one_size(vocab_size):
+    """Those of outputs that have ended, too: the engine lays them side by side."""
+    grammar = GrammarCompiler(TOKENIZER, vocab_size, [EOS]).compile(ResponseFormat("choice", '["a"]'))
+    sizes = {len(grammar.mask([])), len(grammar.mask(TOKENIZER.encode("a"))), len(grammar.mask([EOS]))}
+    assert sizes == {-(-vocab_size // 32)}
+
+
 def test_the_end(compiler):
     """Ends are legal only where the output is complete, in their place among drafts too, and nothing is after them."""
     grammar = compiler.compile(ResponseFormat("regex", "ab*"))
