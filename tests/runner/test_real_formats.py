@@ -39,7 +39,7 @@ def test_drafts_do_not_show_in_what_a_format_gives():
         engine = Engine(target, config, Budget(num_drafts), SuffixDrafter(1000), tokenizer.token_bytes())
         params = [SamplingParams(max_tokens=n, temperature=0.7 * (n % 2), seed=n) for n in (40, 9, 12)]
         requests = [
-            Request(i, list(prompt), params[i], grammar=form and compiler.compile(form))
+            Request(i, list(prompt), params[i], grammar=compiler.compile(form) if form else None)
             for i, (prompt, form) in enumerate(zip(smollm2.prompts(3, longest=60), formats, strict=True))
         ]
         outputs = {output.request_id: output for output in engine.run(requests)}
