@@ -10,6 +10,7 @@ import numpy as np
 from specrun.engine import FinishReason, Request, SamplingParams
 from specrun.engine.drafters.base import DraftBatch, Drafter
 from specrun.engine.input_batch import SlotTable
+from specrun.engine.sampler import count_accepted
 
 BLOCK_SIZE = 16
 
@@ -79,9 +80,7 @@ def admit(
 def commit(request: Request, drafts: list[int], recorded: list[int]) -> int:
     """Go on with the recorded tokens as far as the drafts agree and one further; returns how many agree."""
     known = len(request.output_token_ids)
-    accepted = 0
-    while accepted < len(drafts) and drafts[accepted] == recorded[known + accepted]:
-        accepted += 1
+    accepted = count_accepted(drafts, recorded[known : known + len(drafts)])
     request.output_token_ids += recorded[known : known + accepted + 1]
     if len(request.output_token_ids) == len(recorded):
         request.finish_reason = FinishReason.STOP

@@ -29,19 +29,10 @@ from tests.engine.tiny_models import (
     letters,
     make_prompts,
     make_requests,
+    perturbed,
     run,
     tiny_target,
 )
-
-
-def perturbed(family: str, scale: float, seed: int = 1, **overrides: Any) -> Any:
-    """The tiny model of a family with noise on its weights: a draft model that is often right."""
-    model = build_model(family, **overrides)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(torch.randn(weight.shape, generator=generator, dtype=torch.float64), alpha=scale)
-    return model
 
 
 def drafter_for(model: Any, family: str, block_size: int = 16, **options: Any) -> DraftModelDrafter:

@@ -8,7 +8,6 @@ from functools import cache
 
 import numpy as np
 import pytest
-import torch
 
 from specrun.engine import EngineConfig
 from specrun.engine.block_manager import BlockManager
@@ -26,11 +25,11 @@ from specrun.policies.base import Int32
 from tests.engine.test_exactness import NUM_REQUESTS, PARAMS, Schedule, reference
 from tests.engine.tiny_models import (
     RandomPolicy,
-    build_model,
     essence,
     letters,
     make_prompts,
     make_requests,
+    perturbed,
     run,
     tiny_target,
 )
@@ -45,12 +44,7 @@ def recorded(family: str, kind: str) -> dict[int, list[int]]:
 @cache
 def draft_target(family: str, block_size: int) -> Target:
     """The tiny model with noise on its weights: often right, never always."""
-    model = build_model(family)
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(torch.randn(weight.shape, generator=generator, dtype=torch.float64), alpha=0.01)
-    return Target(model, EngineConfig(block_size=block_size))
+    return Target(perturbed(family, 0.01, seed=3), EngineConfig(block_size=block_size))
 
 
 def ngram(family: str, kind: str, block_size: int) -> Drafter:

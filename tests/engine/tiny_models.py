@@ -65,6 +65,16 @@ def build_model(family: str, dtype: torch.dtype = torch.float64, **overrides: An
     return model.requires_grad_(False)
 
 
+def perturbed(family: str, scale: float, seed: int = 1, **overrides: Any) -> Any:
+    """The tiny model of a family with noise on its weights: a draft model that is often right."""
+    model = build_model(family, **overrides)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn(weight.shape, generator=generator, dtype=torch.float64), alpha=scale)
+    return model
+
+
 @cache
 def tiny_target(family: str, block_size: int = 16, dtype: torch.dtype = torch.float64) -> Target:
     """Built once; each new engine gives it a new KV cache."""
