@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,8 +24,10 @@ from .request import FinishReason, Request, RequestOutput
 from .sampler import Sampler, count_accepted
 from .scheduler import Batch, Scheduler
 from .stop import StopChecker
-from .target import Target
 from .trace import EngineStats, RollingAcceptance, StepClock, StepRecord
+
+if TYPE_CHECKING:
+    from .target import Target  # which takes seconds to import; a replay has no model
 
 MAX_NUM_SEQS = {"cpu": 64, "cuda": 256}
 MAX_NUM_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
@@ -93,6 +96,8 @@ class Engine:
         token_bytes: Sequence[bytes] | None = None,
     ) -> Engine:
         """Load the model and build an engine around it. Raises ModelError or EngineError."""
+        from .target import Target
+
         return cls(Target.load(checkpoint, config), config, policy, drafter, token_bytes)
 
     def run(self, requests: Iterable[Request | None]) -> Iterator[RequestOutput]:
@@ -224,11 +229,11 @@ class Engine:
                 f"{np.shape(decision.num_draft_tokens)} for {state.num_running} requests; give one budget for each"
             )
         limit = np.minimum(self.slots.max_num_tokens[state.slots] - state.context_lens - 1, state.max_draft_tokens)
-        return SpecDecision(np.clip(decision.num_draft_tokens, 0, limit).astype(np.int32), decision.reason)
+        return replace(decision, num_draft_tokens=np.clip(decision.num_draft_tokens, 0, limit).astype(np.int32))
 
     def _draft(self, state: StepState, decision: SpecDecision, batch: Batch) -> None:
         """Find KV slots for the budgets, let the drafter propose and the policy trim."""
-        batch.drafts = [[] for _ in batch.decodes]
+        batch.drafts = batch.proposals = [[] for _ in batch.decodes]
         if self._proposer is None or not decision.num_draft_tokens.any():
             return
         budgets = self.scheduler.reserve_drafts(batch, decision.num_draft_tokens)
@@ -236,7 +241,8 @@ class Engine:
             if budget:
                 self.slots.refresh_blocks(request)
         drafts = self._proposer.propose(self._draft_batch(state, batch), budgets)
-        keep = self.policy.trim(Proposals(state, drafts.num_draft_tokens, drafts.survival))
+        keep = self.policy.trim(Proposals(state, budgets, drafts.num_draft_tokens, drafts.survival))
+        batch.proposals = drafts.token_ids
         batch.drafts = [draft[: max(0, k)] for draft, k in zip(drafts.token_ids, keep.tolist(), strict=True)]
 
     def _draft_batch(self, state: StepState, batch: Batch) -> DraftBatch:
@@ -303,7 +309,7 @@ class Engine:
         self, state: StepState, batch: Batch, committed: Int32, accepted: Int32, num_rows: int, clock: StepClock
     ) -> None:
         """Tell the drafter and the policy what happened, and let finished requests go."""
-        drafted = np.fromiter(map(len, batch.drafts), dtype=np.int32, count=len(batch.drafts))
+        drafted, proposed = _lengths(batch.drafts), _lengths(batch.proposals)
         if drafted.any():
             assert self._proposer is not None
             self._proposer.observe(self._draft_batch(state, batch), drafted, accepted)
@@ -313,8 +319,10 @@ class Engine:
             self.policy.observe(
                 StepFeedback(
                     state=state,
+                    num_proposed_tokens=proposed,
                     num_draft_tokens=drafted,
                     num_accepted_tokens=accepted,
+                    num_matched_tokens=_matched(batch, proposed, drafted, accepted, committed[: state.num_running]),
                     num_committed_tokens=committed[: state.num_running],
                     num_batched_tokens=num_rows,
                     draft_s=clock.seconds["draft"],
@@ -363,8 +371,11 @@ class Engine:
             num_waiting=state.num_waiting,
             num_prefill_tokens=state.num_prefill_tokens,
             num_batched_tokens=verified.num_rows,
+            num_context_tokens=int(state.context_lens.sum()),
             num_drafts=sum(map(bool, batch.drafts)),
+            num_proposed_tokens=sum(map(len, batch.proposals)),
             num_draft_tokens=sum(map(len, batch.drafts)),
+            max_draft_len=max(map(len, batch.drafts), default=0),
             num_accepted_tokens=int(accepted.sum()),
             num_generation_tokens=int(committed.sum()),
             num_preemptions=batch.num_preemptions,
@@ -386,3 +397,18 @@ class Engine:
         self.stats.num_waiting = len(self.scheduler.waiting)
         self.stats.kv_usage = self.blocks.usage
         return record
+
+
+def _lengths(lists: list[list[int]]) -> Int32:
+    return np.fromiter(map(len, lists), dtype=np.int32, count=len(lists))
+
+
+def _matched(batch: Batch, proposed: Int32, drafted: Int32, accepted: Int32, committed: Int32) -> Int32:
+    """[R] leading proposed tokens that equal the target's: where all verified drafts were accepted, the token that came
+    after them also grades the first one that was cut."""
+    matched = accepted.copy()
+    cut = np.flatnonzero((accepted == drafted) & (drafted < proposed) & (accepted < committed))
+    pairs = zip(cut.tolist(), accepted[cut].tolist(), strict=True)
+    same = [batch.decodes[i].output_token_ids[-1] == batch.proposals[i][k] for i, k in pairs]
+    matched[cut] += np.fromiter(same, np.int32, len(same))
+    return matched

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import torch
 
 from .config import EngineConfig
 from .errors import EngineError
-from .target import Target
+
+if TYPE_CHECKING:
+    from .target import Target
 
 CPU_SHARE = 0.5
 """Share of the memory that is free after loading that the KV cache may take on a CPU, which other processes share,"""

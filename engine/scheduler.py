@@ -24,7 +24,9 @@ class Batch:
     chunks: list[int] = field(default_factory=list)
     """Prefill tokens of each entry of prefills."""
     drafts: list[list[int]] = field(default_factory=list)
-    """Draft tokens of each entry of decodes, set once the drafter has spoken."""
+    """Draft tokens of each entry of decodes that are verified, set once the policy has cut the drafter's proposals."""
+    proposals: list[list[int]] = field(default_factory=list)
+    """What the drafter proposed for each entry of decodes: the drafts and what was cut behind them."""
     admitted: list[Request] = field(default_factory=list)
     """Those of prefills that run for the first time."""
     num_preemptions: int = 0

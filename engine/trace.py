@@ -21,9 +21,15 @@ class StepRecord:
     num_prefill_tokens: int
     num_batched_tokens: int
     """Rows of the forward pass."""
+    num_context_tokens: int
+    """Tokens, prompt and output, that the decoding requests held."""
     num_drafts: int
     """Requests that had at least one draft token verified."""
+    num_proposed_tokens: int
+    """Draft tokens that the drafter found, before the policy cut them."""
     num_draft_tokens: int
+    max_draft_len: int
+    """Most draft tokens of one request."""
     num_accepted_tokens: int
     num_generation_tokens: int
     """Tokens committed to outputs."""

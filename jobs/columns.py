@@ -65,6 +65,8 @@ class RowBlock:
     errors: dict[int, RowError]
     """By position in the block: rows that could not be read."""
     passthrough: pa.RecordBatch
+    groups: list[Any] | None = None
+    """Values of the column that tells the groups, None for those that cannot be had; None without such a column."""
 
     @property
     def num_rows(self) -> int:
@@ -85,10 +87,12 @@ class ColumnPlan:
     """Columns that the template uses."""
     passthrough: tuple[str, ...]
     """Columns carried to the output, in input order."""
+    group: str | None = None
+    """Column that tells the groups of rows; what else the column is for does not depend on it."""
 
     @property
     def values(self) -> list[str]:
-        """Columns that are looked into."""
+        """Columns that are looked into because the output depends on them."""
         names = (self.id, self.prompt, self.messages, *self.params, *self.variables)
         return list(dict.fromkeys(name for name in names if name is not None))
 
@@ -113,7 +117,8 @@ def plan_columns(spec: JobSpec, found: Sequence[str], template: PromptTemplate |
             _require("prompt.template", name, found, where)
         variables = tuple(name for name in found if name in template.variables)
         prompt = prompt if prompt in variables else None
-    for key, column in (("id", columns.id), ("prompt", prompt), ("messages", columns.messages)):
+    used = {"id": columns.id, "prompt": prompt, "messages": columns.messages, "group": columns.group}
+    for key, column in used.items():
         if column is not None:
             _require(f"input.columns.{key}", column, found, where)
     mapped = {columns.id, columns.prompt, columns.messages}
@@ -124,7 +129,7 @@ def plan_columns(spec: JobSpec, found: Sequence[str], template: PromptTemplate |
         if (name in SAMPLING_KEYS and name not in mapped) or (name in UNSUPPORTED_KEYS and name not in data)
     )
     passthrough = _passthrough(spec, found, mapped.union(params), where)
-    return ColumnPlan(columns.id, prompt, columns.messages, params, variables, passthrough)
+    return ColumnPlan(columns.id, prompt, columns.messages, params, variables, passthrough, columns.group)
 
 
 def _passthrough(spec: JobSpec, found: Sequence[str], used: set[str | None], where: str) -> tuple[str, ...]:

@@ -127,7 +127,9 @@ class JsonlReader:
             for position, value in enumerate(ids):
                 if value is not None and not isinstance(value, str):
                     ids[position] = as_written(self._plan.id, value, lines[position][1])
-        return RowBlock(start, values, errors, self._passthrough(records))
+        group = self._plan.group
+        groups = None if group is None else [record.get(group) for record in records]
+        return RowBlock(start, values, errors, self._passthrough(records), groups)
 
     def _passthrough(self, records: list[dict[str, Any]]) -> pa.RecordBatch:
         if not self._schema.names:

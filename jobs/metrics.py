@@ -57,6 +57,8 @@ class JobMetrics:
     """What the drafter says about itself at the end of the last attempt, or of the last shard; what is named num_* is
     summed over them."""
     policy: str = ""
+    policy_facts: dict[str, float] = field(default_factory=dict)
+    """What the policy says about itself, as drafter_facts; seconds, named *_s, are summed, too."""
     versions: dict[str, str] = field(default_factory=dict)
     """Library -> version."""
 
@@ -82,6 +84,13 @@ class JobMetrics:
     spec_on_s: float = 0.0
     spec_off_s: float = 0.0
     input_wait_s: float = 0.0
+    forecast_s: float | None = None
+    """busy_s of the whole job as it was foreseen early on; None where the job was too short for a forecast. Shards are
+    added up, one without a forecast with what it took."""
+    forecast_never_s: float | None = None
+    """The same, had nothing been drafted and no drafter been loaded."""
+    forecast_at_step: int | None = None
+    """Step of the last attempt at which that was foreseen."""
     peak_rss_bytes: int = 0
 
     @property
@@ -129,12 +138,19 @@ class JobMetrics:
             metrics.add_stats({**report, "num_accepted_tokens_per_pos": report["num_accepted_tokens_per_pos"] or []})
             for name in _SAME_IN_ALL:
                 setattr(metrics, name, report.get(name))
-            metrics.drafter_facts = _merge_facts(metrics.drafter_facts, report.get("drafter_facts") or {})
+            for name in _FACTS:
+                setattr(metrics, name, _merge_facts(getattr(metrics, name), report.get(name) or {}))
+            for name in _FORECASTS:
+                setattr(metrics, name, (getattr(metrics, name) or 0) + (report.get(name) or report["busy_s"]))
+            steps = (metrics.forecast_at_step or 0, report.get("forecast_at_step") or 0)
+            metrics.forecast_at_step = max(steps) or None
             times = {name: datetime.fromisoformat(report[name]) for name in ("started_at", "finished_at")}
             metrics.started_at = min(metrics.started_at or times["started_at"], times["started_at"])
             metrics.finished_at = max(metrics.finished_at or times["finished_at"], times["finished_at"])
             metrics.attempt = max(metrics.attempt, report["attempt"])
             metrics.peak_rss_bytes = max(metrics.peak_rss_bytes, report["peak_rss_bytes"])
+        if metrics.forecast_at_step is None:
+            metrics.forecast_s = metrics.forecast_never_s = None
         return metrics
 
     def merge(self, previous: Mapping[str, Any] | None) -> JobMetrics:
@@ -149,7 +165,14 @@ class JobMetrics:
         if began := previous.get("started_at"):
             merged.started_at = datetime.fromisoformat(began)
         merged.peak_rss_bytes = max(self.peak_rss_bytes, previous.get("peak_rss_bytes", 0))
-        merged.drafter_facts = _merge_facts(previous.get("drafter_facts") or {}, self.drafter_facts)
+        for name in _FACTS:
+            setattr(merged, name, _merge_facts(previous.get(name) or {}, getattr(self, name)))
+        for name in _FORECASTS:
+            value = getattr(self, name)
+            # A later attempt knows what the earlier ones took.
+            setattr(merged, name, previous.get(name) if value is None else value + previous.get("busy_s", 0.0))
+        if merged.forecast_at_step is None:
+            merged.forecast_at_step = previous.get("forecast_at_step")
         return merged
 
     def to_row(self) -> dict[str, Any]:
@@ -160,10 +183,13 @@ class JobMetrics:
         return {name: row[name] for name in JOB_SCHEMA.names}
 
 
+_FACTS = ("drafter_facts", "policy_facts")
+_FORECASTS = ("forecast_s", "forecast_never_s")
 _COUNTERS = frozenset(
     f.name
     for f in fields(JobMetrics)
-    if f.name.endswith("_s") or (f.name.startswith("num_") and f.name != "num_accepted_tokens_per_pos")
+    if (f.name.endswith("_s") and f.name not in _FORECASTS)
+    or (f.name.startswith("num_") and f.name != "num_accepted_tokens_per_pos")
 )
 _SAME_IN_ALL = (
     *("job", "model", "revision", "content_hash", "device", "dtype", "method", "method_reason"),
@@ -183,15 +209,15 @@ def _add_positions(one: list[int], other: list[int]) -> list[int]:
 
 
 def _merge_facts(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """Those of the later attempt or shard, counts added up; one that loaded no drafter has none."""
-    counts = {name: before[name] + after.get(name, 0) for name in before if name.startswith("num_")}
-    return {**(after or before), **counts}
+    """Those of the later attempt or shard, counts and seconds added up; one that loaded no engine has none."""
+    sums = [name for name in before if name.startswith("num_") or name.endswith("_s")]
+    return {**(after or before), **{name: before[name] + after.get(name, 0) for name in sums}}
 
 
 def write_job_metrics(folder: WorkFolder, metrics: JobMetrics) -> None:
     """Writes metrics/job.parquet: one row."""
     row = metrics.to_row()
-    for name in ("versions", "error_codes", "finish_reasons", "drafter_facts"):
+    for name in ("versions", "error_codes", "finish_reasons", *_FACTS):
         row[name] = [{"name": key, "value": value} for key, value in sorted(row[name].items())]
     _write_table(folder, pa.Table.from_pylist([row], schema=JOB_SCHEMA), JOB_PARQUET)
 

@@ -112,9 +112,9 @@ class ParquetReader:
     ) -> Iterator[RowBlock]:
         """The rows of some row groups, whose first row is `at`, as far as they lie in [start, stop)."""
         footer.file.check_unchanged()
-        names = [
-            name for name in dict.fromkeys((*self._plan.values, *self._plan.passthrough)) if name in footer.schema.names
-        ]
+        plan = self._plan
+        wanted = dict.fromkeys((*plan.values, *plan.passthrough, *filter(None, [plan.group])))
+        names = [name for name in wanted if name in footer.schema.names]
         end = at + sum(footer.row_groups[group] for group in row_groups)
         for batch in _batches(footer, row_groups, names):
             first, at = at, at + len(batch)
@@ -133,8 +133,9 @@ class ParquetReader:
         for name in self._plan.values:
             position = batch.schema.get_field_index(name)
             values[name] = python_values(name, batch.column(position), errors) if position >= 0 else [None] * len(batch)
+        groups = self._groups(batch)
         if not self._schema.names:
-            return RowBlock(start, values, errors, batch.select([]))
+            return RowBlock(start, values, errors, batch.select([]), groups)
         arrays = []
         for field in self._schema:
             position = batch.schema.get_field_index(field.name)
@@ -143,7 +144,15 @@ class ParquetReader:
                 continue
             array = batch.column(position)
             arrays.append(array if array.type == field.type else array.cast(field.type))
-        return RowBlock(start, values, errors, pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+        return RowBlock(start, values, errors, pa.RecordBatch.from_arrays(arrays, schema=self._schema), groups)
+
+    def _groups(self, batch: pa.RecordBatch) -> list[Any] | None:
+        name = self._plan.group
+        if name is None:
+            return None
+        position = batch.schema.get_field_index(name)
+        # No row fails over a value that only tells its group.
+        return python_values(name, batch.column(position), {}) if position >= 0 else [None] * len(batch)
 
 
 def _batches(footer: _Footer, row_groups: list[int], names: list[str]) -> Iterator[pa.RecordBatch]:

@@ -36,6 +36,8 @@ class PromptRow:
     error_code: str | None
     """One of row_errors."""
     error_message: str | None
+    group: Any = None
+    """The value of input.columns.group, of whatever type; None without one."""
 
 
 @dataclass(slots=True)
@@ -122,9 +124,14 @@ class PromptSource:
         else:
             prompts, conversations = self._prompts(block), nothing
         rows = [
-            PromptRow(index, identifier, prompt, messages, {}, None, None)
-            for index, identifier, prompt, messages in zip(
-                range(block.start, block.start + count), _texts(ids), prompts, conversations, strict=True
+            PromptRow(index, identifier, prompt, messages, {}, None, None, group)
+            for index, identifier, prompt, messages, group in zip(
+                range(block.start, block.start + count),
+                _texts(ids),
+                prompts,
+                conversations,
+                block.groups or nothing,
+                strict=True,
             )
         ]
         for name in plan.params:

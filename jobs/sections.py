@@ -51,6 +51,9 @@ class ColumnsSpec(Section):
     """Text column; "prompt" when neither prompt nor messages is given."""
     messages: Text | None = None
     """Conversation column: a list of role and content, or that as JSON text."""
+    group: Text | None = None
+    """Column of any kind whose values tell apart rows of unlike output, such as tasks or data sets, for policies that
+    learn by group; without it rows are grouped by file and by how their prompts begin. No output depends on it."""
 
     @model_validator(mode="before")
     @classmethod
@@ -149,7 +152,8 @@ class RunSpec(Section):
     """Order and limits of one run of the job."""
 
     order: Literal["auto", "input"] = "auto"
-    """auto runs rows with a common prefix together, the longest first, within a window; the output keeps its order."""
+    """auto runs rows with a common prefix together, the longest first, and with a draft model also the rows of a group,
+    within a window; the output keeps its order."""
     timeout_s: Annotated[Float, Field(gt=0, allow_inf_nan=False)] | None = None
     """A row that the engine has worked on for so many seconds fails with `timeout`."""
     grace_s: Annotated[Float, Field(ge=0, allow_inf_nan=False)] = 20.0

@@ -137,6 +137,7 @@ class JobSpec(Section):
         text = self.chat_template_text()
         if text is not None:
             fields["prompt"]["chat_template"] = f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+        del fields["input"]["columns"]["group"]
         # No key where there is no form, so that a job from before there were any goes on.
         del fields["sampling"]["response_format"]
         if (form := parse_response_format(self.sampling.response_format)) is not None:

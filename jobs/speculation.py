@@ -34,7 +34,7 @@ class PolicySpec(Section):
 
     model_config = ConfigDict(extra="allow", json_schema_extra={"type": ["object", "string"]})
 
-    name: Text = "batch_threshold"
+    name: Text = "goodput"
     """A known policy or module:Class."""
 
     @model_validator(mode="before")

@@ -7,7 +7,7 @@ Under exact-match verification every answer is lossless, so a policy may look at
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -54,6 +54,9 @@ class StepState:
     """[R] draft tokens that each request has had verified so far."""
     num_accepted_tokens: Int64
     """[R] draft tokens that each request has had accepted so far."""
+    capture_sizes: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))
+    """[C] ascending row counts that the forward pass is padded to; empty where nothing is padded. More rows than the
+    last are not padded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,9 @@ class SpecDecision:
     num_draft_tokens: Int32
     """[R] at most this many draft tokens; 0 means no speculation. Values are clipped to 0..max_draft_tokens."""
     reason: str
+    stand_by: bool = True
+    """Whether a drafter that has to run to stay ready should do so where this step drafts nothing. One that is let go
+    falls behind, and catches up when it is asked again; drafters that always work that way ignore it."""
 
     @classmethod
     def uniform(cls, state: StepState, num_draft_tokens: int, reason: str) -> SpecDecision:
@@ -75,8 +81,10 @@ class Proposals:
     """What the drafter found, before any of it is verified."""
 
     state: StepState
+    num_budgeted_tokens: Int32
+    """[R] draft tokens asked for: the decision, within what the request may still generate and the KV cache holds."""
     num_draft_tokens: Int32
-    """[R] draft tokens proposed, at most the budget."""
+    """[R] draft tokens proposed, at most as many."""
     survival: Float32
     """[R, K] estimated probability that draft j and all before it are accepted; 0 past a request's drafts."""
 
@@ -86,10 +94,16 @@ class StepFeedback:
     """What happened in a step."""
 
     state: StepState
+    num_proposed_tokens: Int32
+    """[R] draft tokens that the drafter found, before `trim`."""
     num_draft_tokens: Int32
     """[R] draft tokens verified."""
     num_accepted_tokens: Int32
-    """[R] leading draft tokens that equalled the target's own. Position j was graded when accepted >= j."""
+    """[R] leading draft tokens that equalled the target's own. Position j (from 0) was graded when accepted >= j."""
+    num_matched_tokens: Int32
+    """[R] leading proposed tokens that equalled the target's own: the accepted ones, and one more where the first
+    token that `trim` cut is what decoding then gave anyway. So position j of what was proposed is graded where
+    matched >= j and j < committed: a drafter that costs nothing can be watched while nothing is verified."""
     num_committed_tokens: Int32
     """[R] tokens appended to the output: accepted + 1, less what a stop condition dropped."""
     num_batched_tokens: int
@@ -118,3 +132,7 @@ class SpeculationPolicy(Protocol):
     def observe(self, feedback: StepFeedback) -> None:
         """Learn from the step that has just run."""
         return None
+
+    def facts(self) -> dict[str, float]:
+        """Numbers about itself for the job's report."""
+        return {}

@@ -15,8 +15,10 @@ from .acceptance_gate import AcceptanceGate
 from .base import SpeculationPolicy
 from .batch_threshold import BatchThreshold
 from .fixed import Always, Never
+from .goodput import Goodput
 
 POLICIES: dict[str, type[SpeculationPolicy]] = {
+    "goodput": Goodput,
     "never": Never,
     "always": Always,
     "batch_threshold": BatchThreshold,

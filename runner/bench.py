@@ -26,7 +26,9 @@ from .conversation import PromptText
 from .drafting import choose_method
 from .fingerprint import job_fingerprint, pin
 from .grammar import GrammarCompiler
+from .grouping import RequestGroups
 from .machine import library_versions, load_average, machine_facts
+from .profile import profile_identity, with_costs
 from .requests import RequestBuilder
 from .run import job_sampling
 from .sampling import Compile, check_job_format
@@ -199,6 +201,8 @@ def run_bench(
     tokenizer = builder.tokenizer(spec)
     config = replace(engine_config(spec), request_timeout_s=None)  # every contender must finish the same rows
     target = Target.load(builder.checkpoint(spec), config)
+    for contender in contenders:
+        with_costs(contender.kwargs, profile_identity(spec, target))
     formats = _Formats(GrammarCompiler(tokenizer, target.vocab_size, target.eos_token_ids))
     requests, num_skipped = _job_requests(spec, source, tokenizer, target.max_model_len, formats.compile)
     drafters = builder.drafters(spec, config, target, tokenizer, with_own=False)
@@ -237,7 +241,10 @@ def _job_requests(
     """All good rows of the job, and how many bad ones were left out. ConfigError when none is good."""
     text = PromptText(spec, tokenizer)
     check_job_format(spec, compile)
-    builder = RequestBuilder(tokenizer, text, job_sampling(spec), spec.prompt.overflow, max_model_len, compile=compile)
+    groups = RequestGroups(source.files, spec.input.columns.group is not None)
+    builder = RequestBuilder(
+        tokenizer, text, job_sampling(spec), spec.prompt.overflow, max_model_len, compile=compile, groups=groups
+    )
     batches = [builder.build(batch) for batch in source.batches()]
     requests = [request for batch in batches for request in batch.requests]
     errors = [error for batch in batches for error in batch.errors]

@@ -17,6 +17,7 @@ from .drafting import DrafterLoader, about_draft_model, choose_method
 from .fingerprint import checkpoint_identity
 from .grammar import GrammarCompiler
 from .pipeline import JobEngine
+from .profile import profile_identity, with_costs
 from .sampling import Compile, check_job_format
 from .tokenizer import TextTokenizer, Tokenizer
 
@@ -108,7 +109,8 @@ class ModelBuilder(Builder):
         if "search_path" in policy.kwargs:
             raise ConfigError("speculation.policy: unknown key search_path")
         try:
-            made = make_policy(policy.name, search_path=self._policy_folder, **policy.kwargs)
+            kwargs = with_costs(policy.kwargs, profile_identity(spec))
+            made = make_policy(policy.name, search_path=self._policy_folder, **kwargs)
             return make_policy("never") if spec.speculation.method == "none" else made
         except PolicyError as exc:
             raise ConfigError(f"speculation.policy: {exc}") from exc
@@ -140,6 +142,7 @@ class ModelBuilder(Builder):
 
         config = engine_config(spec)
         target = Target.load(self.checkpoint(spec), config)
+        with_costs(spec.speculation.policy.kwargs, profile_identity(spec, target))  # only now is the device known
         # Once more: only now it is known whether the model ends its outputs at all.
         check_job_format(spec, GrammarCompiler(tokenizer, target.vocab_size, target.eos_token_ids).compile)
         drafter = self.drafters(spec, config, target, tokenizer).make()

@@ -168,16 +168,26 @@ def validate(session: Session, job_file: Path, overrides: Sequence[str], is_json
 
 @cli.command()
 @click.argument("out", metavar="OUT")
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Also draw batch size, draft length, acceptance and tokens/s over time: .svg, .pdf or .png.",
+)
 @as_json
-def report(out: str, is_json: bool) -> int:
+def report(out: str, plot: Path | None, is_json: bool) -> int:
     """Show what a job did: OUT is its output.path."""
     from .report import full_lines, load_report, print_lines
 
     content = load_report(out)
+    if plot is not None:
+        from .plot import plot_job
+
+        plot_job(out, content, plot)
     if is_json:
         _print_json(content)
     else:
-        print_lines(full_lines(content), sys.stdout)
+        print_lines([*full_lines(content), *([("plot", str(plot))] * (plot is not None))], sys.stdout)
     return 0
 
 
@@ -235,6 +245,109 @@ def bench(
     if (difference := report.comparison.difference()) is not None:
         _complain(f"{difference}, though the outputs must be identical; please report this as a bug")
         return INTERNAL
+    return 0
+
+
+@cli.command()
+@click.argument("what", metavar="JOB.YAML|OUT")
+@click.option("--policies", default="goodput,batch_threshold,acceptance_gate", show_default=True, metavar="P,P,...")
+@click.option("--rows", type=click.IntRange(1), help="JOB.YAML: only the first rows (input.limit).")
+@click.option("--output-tokens", type=click.IntRange(1), help="JOB.YAML: length of every output; default: max_tokens.")
+@click.option("--acceptance", metavar="P,P,...", help="JOB.YAML: chance of draft 1, 2, ... to be right; default: 0.7.")
+@click.option("--gpu", help="JOB.YAML: steps cost what this one's roofline says; default: H100.")
+@click.option("--profile", type=click.Path(path_type=Path), help="JOB.YAML: steps cost what this profile says.")
+@click.option("--save", type=click.Path(path_type=Path), help="All numbers as JSON.")
+@overrides
+@as_json
+@click.pass_obj
+def simulate(
+    session: Session,
+    what: str,
+    policies: str,
+    rows: int | None,
+    output_tokens: int | None,
+    acceptance: str | None,
+    gpu: str | None,
+    profile: Path | None,
+    save: Path | None,
+    overrides: Sequence[str],
+    is_json: bool,
+) -> int:
+    """What would other policies do? OUT: to the job that ran there, whose rows are replayed without the model; it needs
+    output.token_ids: true. JOB.YAML: to one that has not run, with an assumed acceptance and cost.
+
+    POLICIES as in bench; never, every fixed draft length, the job's own policy and an oracle are there in any case.
+    """
+    from .build import ModelBuilder
+    from .simulate import all_contenders, find_job, simulate_recorded
+    from .what_if import Assumptions, simulate_job
+
+    limit = [f"input.limit={rows}"] if rows is not None else []
+    spec, folder = find_job(what, [*overrides, *limit])
+    session.spec = spec
+    builder = session.builder or ModelBuilder(folder or Path.cwd(), _complain)
+    contenders = all_contenders(policies, spec, folder or Path.cwd())
+    assumptions = Assumptions.parse(output_tokens, acceptance, gpu, profile)
+    if folder is not None:
+        simulation = simulate_job(spec, contenders, builder, assumptions, _complain)
+    elif rows is not None or assumptions != Assumptions():
+        raise click.UsageError(f"{what} has run, so nothing is assumed; give --rows and such with a job file only")
+    else:
+        simulation = simulate_recorded(spec, contenders, builder, _complain, _complain)
+    if is_json:
+        _print_json(simulation.to_json())
+        session.is_json = False
+    else:
+        click.echo(simulation.text())
+    if save is not None:
+        simulation.write(save)
+    return 0
+
+
+@cli.command()
+@job_file
+@click.option("--save", type=click.Path(path_type=Path), required=True, metavar="PROFILE.JSON", help="The profile.")
+@click.option("--batch", "batches", metavar="N,N,...", help="Batch sizes; default: powers of 2 up to the job's.")
+@click.option("--draft-tokens", "lengths", metavar="K,K,...", help="Draft lengths; default: up to the job's.")
+@click.option("--steps", type=click.IntRange(1), default=24, show_default=True, help="Steps of each size and length.")
+@click.option("--rows", type=click.IntRange(1), help="Only the first rows (input.limit).")
+@overrides
+@as_json
+@click.pass_obj
+def calibrate(
+    session: Session,
+    job_file: Path,
+    save: Path,
+    batches: str | None,
+    lengths: str | None,
+    steps: int,
+    rows: int | None,
+    overrides: Sequence[str],
+    is_json: bool,
+) -> int:
+    """Measure what steps cost on a job's own rows and save it as a profile for the policy goodput.
+
+    It is good for this machine, model, drafter, dtype and versions only; a job that names it as
+    speculation.policy.profile checks that. Nothing is written to the job's output.
+    """
+    from ..jobs.spec import JobSpec
+    from .build import ModelBuilder
+    from .calibrate import parse_lengths, run_calibration
+    from .contender import parse_batches
+
+    limit = [f"input.limit={rows}"] if rows is not None else []
+    spec = session.spec = JobSpec.load(job_file, [*overrides, *limit])
+    sizes = None if batches is None else parse_batches(batches)
+    drafts = None if lengths is None else parse_lengths(lengths)
+    calibration = run_calibration(spec, sizes, drafts, steps, ModelBuilder(job_file.parent, _complain), _complain)
+    if is_json:
+        _print_json(calibration.to_json())
+        session.is_json = False
+    else:
+        click.echo(calibration.text())
+    calibration.write(save)
+    if not is_json:
+        click.echo(f"\nprofile: {save}")
     return 0
 
 

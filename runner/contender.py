@@ -15,6 +15,7 @@ from ..jobs.spec import JobSpec
 from ..jobs.speculation import DRAFT_MODEL_METHODS, METHODS, SpeculationSpec
 from ..policies.base import SpeculationPolicy
 from ..policies.registry import PolicyError, make_policy
+from .profile import with_costs
 
 NEVER = "never"
 NONE = "none"
@@ -47,7 +48,7 @@ class Contender:
     def policy(self) -> SpeculationPolicy:
         """A new policy, with nothing learned. Raises PolicyError."""
         name = NEVER if self.name == NONE else self.name
-        return make_policy(name, search_path=self.search_path, **self.kwargs)
+        return make_policy(name, search_path=self.search_path, **with_costs(self.kwargs))
 
 
 def parse_contenders(text: str, spec: JobSpec, search_path: Path | None = None) -> list[Contender]:

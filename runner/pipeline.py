@@ -21,6 +21,7 @@ from .channel import Channel, Closed
 from .ordering import RequestWindow
 from .outputs import FAILED, OutputText
 from .requests import RequestBatch, RequestBuilder
+from .row_lengths import RowLengths
 from .stop import GraceOver, StopRequest
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class JobEngine(Protocol):
     max_model_len: int
     device_name: str
     dtype_name: str
+    max_num_seqs: int
 
     @property
     def drafter(self) -> Drafter | None:
@@ -105,8 +107,9 @@ class Pipeline:
         abort_after: int,
         on_step: Callable[[StepRecord], None],
         order: str = "input",
+        by_group: bool = False,
     ) -> None:
-        """order: `run.order` of the job, auto or input."""
+        """order: `run.order` of the job, auto or input. by_group: auto runs the rows of a group together."""
         self._builder = builder
         self._engine = engine
         self._text = text
@@ -114,7 +117,9 @@ class Pipeline:
         self._stop = stop
         self._failures = FailureRun(abort_after)
         self._on_step = on_step
-        self._window = RequestWindow() if order == "auto" else None
+        self.lengths = RowLengths()
+        """Of the rows that this run has read and finished."""
+        self._window = RequestWindow(by_group, self.lengths) if order == "auto" else None
         self._requests: Channel[Sequence[Request]] = Channel(READ_AHEAD_BATCHES)
         self._unwritten: Channel[RequestBatch | list[RequestOutput]] = Channel(UNWRITTEN_ITEMS)
         self._errors: list[BaseException] = []
@@ -161,6 +166,7 @@ class Pipeline:
         try:
             for output in self._engine.run(self._admit()):
                 outputs.append(output)
+                self.lengths.add(output)
                 if output.finish_reason in FAILED:
                     self._failures.add(output.request_id)
                 if len(outputs) >= OUTPUT_ROWS or monotonic() - flushed > OUTPUT_INTERVAL_S:
@@ -205,6 +211,7 @@ class Pipeline:
                     return
                 prepared = self._builder.build(batch)
                 self._text.expect(prepared.requests, prepared.ids, prepared.start)
+                self.lengths.expect(prepared.requests, len(prepared.errors))
                 self._unwritten.put(prepared)
                 self._hand_on([prepared.requests] if self._window is None else self._window.add(prepared.requests))
                 for row in prepared.errors:

@@ -9,15 +9,18 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from ..engine.trace import EngineStats
+from ..engine.trace import EngineStats, StepRecord
 from ..jobs.counts import RowCounts
 from ..jobs.folder import PROMETHEUS, REPORT, ShardFolder, WorkFolder
 from ..jobs.metrics import JobMetrics, read_report, write_job_metrics, write_report
 from ..jobs.spec import JobSpec
 from ..jobs.speculation import SpeculationSpec
+from ..policies.base import SpeculationPolicy
 from .drafting import choose_method
+from .forecast import Forecaster, policy_facts
 from .machine import library_versions
 from .pipeline import JobEngine
+from .row_lengths import RowLengths
 from .status import JobStatus
 from .telemetry import prometheus_text
 
@@ -35,6 +38,8 @@ class JobRecord:
         self._began = began
         self._stats = EngineStats()
         self._drafter: Drafter | None = None
+        self._policy: SpeculationPolicy | None = None
+        self._forecaster: Forecaster | None = None
         self._previous: dict[str, Any] | None = None
         self._metrics = JobMetrics(
             job=spec.name,
@@ -52,13 +57,27 @@ class JobRecord:
         self._metrics.attempt = attempt
         self._previous = read_report(self._folder.store, self._folder.report) if attempt > 1 else None
 
-    def engine_ready(self, engine: JobEngine, load_s: float) -> None:
-        """The engine is loaded, and from now on counts."""
+    def engine_ready(
+        self, engine: JobEngine, policy: SpeculationPolicy, status: JobStatus, lengths: RowLengths, load_s: float
+    ) -> None:
+        """The engine is loaded, and from now on counts.
+
+        policy: the one that it asks. lengths: those of the rows that it is given, as they turn out.
+        """
         self._stats = engine.stats
-        self._drafter = engine.drafter
+        self._drafter, self._policy = engine.drafter, policy
         self._metrics.device = engine.device_name
         self._metrics.dtype = engine.dtype_name
         self._metrics.load_s = load_s
+        num_rows = (status.num_rows or 0) - status.num_rows_before
+        self._forecaster = Forecaster(policy, num_rows, engine.max_num_seqs, lengths, engine.stats)
+
+    def add(self, step: StepRecord) -> None:
+        """Take in a step; early on, one of them brings the forecast."""
+        if self._forecaster is not None and (found := self._forecaster.add(step)) is not None:
+            metrics = self._metrics
+            metrics.forecast_s, metrics.forecast_never_s = found.seconds, found.never_seconds
+            metrics.forecast_at_step = found.at_step
 
     def write(self, state: str, exit_code: int | None, rows: RowCounts) -> JobMetrics:
         """Write the shard's report, now and then while it runs so that a kill costs little. StorageError."""
@@ -66,6 +85,7 @@ class JobRecord:
         metrics.total_s = self._clock() - self._began
         metrics.peak_rss_bytes = _peak_rss_bytes()
         metrics.drafter_facts = self._drafter.facts() if self._drafter is not None else {}
+        metrics.policy_facts = policy_facts(self._policy) if self._policy is not None else {}
         metrics.add_stats(asdict(self._stats))
         totals = metrics.merge(self._previous)
         write_report(self._folder, self._folder.report, totals, self._folder.errors)

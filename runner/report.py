@@ -67,11 +67,13 @@ def full_lines(report: Mapping[str, Any]) -> list[Line]:
         ("model files", _files(report.get("revision"), report.get("content_hash"))),
         ("speculation", f"{report['method']}, policy {report['policy']}"),
         *_drafting_lines(report),
+        *_policy_lines(report),
         *summary_lines(report),
         ("finish reasons", reasons or "-"),
         ("tokens from cache", f"{report['num_cached_tokens']:,} prompt tokens"),
         ("steps", f"{report['num_steps']:,}, {report['num_preemptions']:,} preemptions"),
         ("time", _times(report)),
+        *_forecast_lines(report),
         ("peak memory", f"{report['peak_rss_bytes'] / 1e6:,.0f} MB"),
         ("versions", versions),
     ]
@@ -91,10 +93,40 @@ def _drafting_lines(report: Mapping[str, Any]) -> list[Line]:
         size = f"{facts.pop('index_bytes', 0) / 1e6:,.0f} MB"
         lines.append(("suffix index", f"{tokens:,.0f} tokens of {rows:,.0f} rows, {seeded:,.0f} seeded, {size}"))
     lines += _set_and_realised(facts)
-    if facts:
-        named = {name.removeprefix("num_").replace("_", " "): value for name, value in facts.items()}
-        lines.append(("drafter", ", ".join(f"{name} {value:,.6g}" for name, value in named.items())))
-    return lines
+    return [*lines, *_other_facts("drafter", facts)]
+
+
+def _policy_lines(report: Mapping[str, Any]) -> list[Line]:
+    """What the policy says about itself."""
+    lines = []
+    facts = dict(report.get("policy_facts") or {})
+    off_s, measured_s = facts.pop("predicted_off_s", None), facts.pop("measured_s", None)
+    if off_s and measured_s:
+        text = f"{_short_time(off_s)} by the cost model, {_short_time(measured_s)} taken"
+        lines.append(("without drafts", f"{text}: {off_s / measured_s:.2f} times as fast with them"))
+    p50, p95 = facts.pop("cost_error_p50", None), facts.pop("cost_error_p95", None)
+    if p50 is not None and p95 is not None:
+        lines.append(("cost model's error", f"{p50:.1%} of a step in the median, {p95:.1%} at the 95th percentile"))
+    if (brier := facts.pop("acceptance_brier", None)) is not None:
+        lines.append(("acceptance model", f"Brier score {brier:.3f} of its chances, 0 being certain and right"))
+    return [*lines, *_other_facts("policy's facts", facts)]
+
+
+def _forecast_lines(report: Mapping[str, Any]) -> list[Line]:
+    """What the job was expected to take, and what it took."""
+    seconds, never_s = report.get("forecast_s"), report.get("forecast_never_s")
+    if seconds is None or never_s is None:
+        return []
+    text = f"at step {report['forecast_at_step']:,}: {_short_time(seconds)}"
+    if report["method"] != "none":
+        text += f" with speculation, {_short_time(never_s)} without"
+    taken = f"took {_short_time(report['busy_s'])}" if report["state"] == "done" else "not done yet"
+    return [("forecast", f"{text}; {taken}")]
+
+
+def _other_facts(title: str, facts: Mapping[str, float]) -> list[Line]:
+    named = {name.removeprefix("num_").replace("_", " "): value for name, value in facts.items()}
+    return [(title, ", ".join(f"{name} {value:,.6g}" for name, value in named.items()))] if named else []
 
 
 def _set_and_realised(facts: dict[str, float]) -> list[Line]:
@@ -149,6 +181,10 @@ def _acceptance(report: Mapping[str, Any]) -> str:
 
 def _share(value: float | None, of: str) -> str:
     return "-" if value is None else f"{value:.1%} {of}"
+
+
+def _short_time(seconds: float) -> str:
+    return f"{seconds:,.3g} s" if seconds < 100 else f"{seconds:,.0f} s"
 
 
 def _number(value: float | None) -> str:

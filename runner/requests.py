@@ -21,6 +21,7 @@ from ..jobs.row_errors import (
 )
 from ..jobs.schema import OutputRow
 from .conversation import PromptText
+from .grouping import RequestGroups
 from .sampling import Compile, RowSampling, UnsupportedParameter
 from .tokenizer import TextTokenizer
 
@@ -50,11 +51,12 @@ class RequestBuilder:
         max_model_len: int,
         is_done: Callable[[int], bool] | None = None,
         compile: Compile | None = None,
+        groups: RequestGroups | None = None,
     ) -> None:
         """`is_done` tells of rows that an earlier attempt finished; None when there are none.
 
         `compile` makes the grammar of a response format, for each request one of its own; without it a row that asks
-        for a format fails.
+        for a format fails. `groups` tells the group of each request; without it there is one group.
         """
         self._tokenizer = tokenizer
         self._text = text
@@ -63,6 +65,7 @@ class RequestBuilder:
         self._max_model_len = max_model_len
         self._is_done = is_done
         self._compile = compile
+        self._groups = groups
 
     def build(self, batch: PromptBatch) -> RequestBatch:
         """Requests and error rows for those rows of a batch that are not done yet."""
@@ -87,6 +90,8 @@ class RequestBuilder:
                 result.requests.append(self._request(row, ids))
             except RowFailure as exc:
                 result.errors.append(error_row(row, exc.code, str(exc), len(ids or ())))
+        if self._groups is not None:
+            self._groups.assign(result.requests, {row.row_index: row.group for row in rows})
         return result
 
     def _encode(self, rows: list[PromptRow], texts: list[str]) -> list[list[int] | None]:

@@ -25,9 +25,11 @@ from ..jobs.shard import Shard
 from ..jobs.spec import JobSpec
 from .build import Builder, ModelBuilder
 from .conversation import PromptText
+from .drafting import choose_method
 from .exit_codes import DONE, TOO_MANY_FAILED, TRY_AGAIN, exit_code_of
 from .finalize import finalize_job
 from .fingerprint import job_fingerprint, pin
+from .grouping import RequestGroups
 from .outputs import OutputText
 from .pipeline import Ending, JobEngine, Pipeline
 from .record import JobRecord, publish
@@ -239,7 +241,6 @@ class _JobRun:
         engine = self._builder.engine(spec, tokenizer, self._policy)
         self._loaded = engine, tokenizer
         status.begin(engine.stats)
-        self._record.engine_ready(engine, self._clock() - load_from)
         is_done = self._writer.is_done if status.num_rows_before else None
         requests = RequestBuilder(
             tokenizer,
@@ -249,16 +250,20 @@ class _JobRun:
             engine.max_model_len,
             is_done=is_done,
             compile=self._builder.grammars(tokenizer, engine),
+            groups=RequestGroups(self._source.files, spec.input.columns.group is not None),
         )
-        outputs = OutputText(tokenizer, self._with_token_ids)
-        abort_after = spec.errors.abort_after_consecutive
+        texts = OutputText(tokenizer, self._with_token_ids)
 
         def on_step(record: StepRecord) -> None:
+            self._record.add(record)
             if steps.append(record):  # once a minute or so: what a kill or a power cut may cost
                 self._writer.checkpoint()
                 self._record.write("running", None, self._writer.counts)
 
-        return Pipeline(requests, engine, outputs, self._writer, self._stop, abort_after, on_step, spec.run.order)
+        limit, by_group = spec.errors.abort_after_consecutive, choose_method(spec.speculation).has_draft_model
+        pipeline = Pipeline(requests, engine, texts, self._writer, self._stop, limit, on_step, spec.run.order, by_group)
+        self._record.engine_ready(engine, self._policy, status, pipeline.lengths, self._clock() - load_from)
+        return pipeline
 
     def _stopped(self, ending: Ending) -> JobResult:
         """The shard is not done: keep what there is and write down how far it came."""

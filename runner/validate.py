@@ -88,10 +88,10 @@ def validate_job(spec: JobSpec, builder: Builder) -> Validation:
     if spec.output.if_exists == "error":
         output.require_empty()
     output.store.check()
-    builder.policy(spec)
     sampling = job_sampling(spec)
     source = PromptSource(spec)
     spec = pin(spec, builder.identity(spec), builder.draft_identity(spec))
+    builder.policy(spec)
     check_sources(spec)
     limit = builder.max_model_len(spec)
     tokenizer = builder.tokenizer(spec)

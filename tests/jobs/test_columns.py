@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from specrun.jobs.columns import UNSUPPORTED_KEYS, asks_for_nothing, plan_columns
@@ -38,6 +40,13 @@ def test_they_are_data_where_the_template_or_the_mapping_uses_them():
     assert found.params == ("suffix",) and found.passthrough == ("n",)
     assert plan(["prompt", "n"], id="n", prompt="prompt").params == ()
     assert plan(["echo"], prompt="echo").params == ()
+
+
+def test_a_column_of_groups_keeps_its_other_part():
+    for group in ("doc", "n", "temperature", "prompt", "key"):
+        found, without = (plan(["prompt", "n", "doc", "temperature", "key"], id="key", group=g) for g in (group, None))
+        assert found.group == group and found == replace(without, group=group)
+        assert found.values == without.values
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED_KEYS)

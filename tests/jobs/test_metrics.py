@@ -168,14 +168,44 @@ def test_facts_are_those_of_the_last_attempt_and_counts_are_of_all(folder):
     assert row["drafter_facts"] == [{"name": "index_tokens", "value": 90.0}, {"name": "num_hits", "value": 7.0}]
 
 
+def test_seconds_that_the_policy_tells_add_up(folder):
+    before = write_report(folder, REPORT, sample(policy_facts={"predicted_off_s": 3.0, "cost_error_p50": 0.1}))
+    later = sample(policy_facts={"predicted_off_s": 4.0, "cost_error_p50": 0.2})
+    assert later.merge(before).policy_facts == {"predicted_off_s": 7.0, "cost_error_p50": 0.2}
+    shards = [before, write_report(folder, REPORT, later)]
+    assert JobMetrics.of_shards(shards, RowCounts(8)).policy_facts == {"predicted_off_s": 7.0, "cost_error_p50": 0.2}
+
+
+def test_a_later_attempt_foresees_its_own_part_of_the_job(folder):
+    """busy_s of an attempt is 5."""
+    first = sample(forecast_s=20.0, forecast_never_s=30.0, forecast_at_step=200)
+    before = write_report(folder, REPORT, first)
+    merged = sample(forecast_s=6.0, forecast_never_s=9.0, forecast_at_step=250).merge(before)
+    assert (merged.forecast_s, merged.forecast_never_s, merged.forecast_at_step) == (11.0, 14.0, 250)
+    short = sample().merge(before)
+    assert (short.forecast_s, short.forecast_never_s, short.forecast_at_step) == (20.0, 30.0, 200)
+
+
+def test_forecasts_of_shards_add_up(folder):
+    foreseen = sample(forecast_s=6.0, forecast_never_s=9.0, forecast_at_step=250)
+    reports = [write_report(folder, REPORT, foreseen), write_report(folder, REPORT, sample()), {}]
+    metrics = JobMetrics.of_shards(reports, RowCounts(8))
+    assert (metrics.forecast_s, metrics.forecast_never_s, metrics.forecast_at_step) == (11.0, 14.0, 250)
+    metrics = JobMetrics.of_shards(reports[1:], RowCounts(8))
+    assert metrics.forecast_s is metrics.forecast_never_s is metrics.forecast_at_step is None
+
+
 def test_a_report_of_an_earlier_version_is_taken_up(folder):
     """It says nothing about drafts."""
     old = write_report(folder, REPORT, sample())
     for name in ("content_hash", "method_reason", "draft_model", "draft_content_hash", "drafter_facts"):
         del old[name]
+    for name in ("policy_facts", "forecast_s", "forecast_never_s", "forecast_at_step"):
+        del old[name]
     assert sample(drafter_facts={"a": 1}).merge(old).drafter_facts == {"a": 1}
     metrics = JobMetrics.of_shards([old], RowCounts(8))
     assert (metrics.model, metrics.draft_model, metrics.drafter_facts) == ("tiny", None, {})
+    assert (metrics.policy_facts, metrics.forecast_s, sample().merge(old).forecast_s) == ({}, None, None)
 
 
 def test_shards_add_up(folder):

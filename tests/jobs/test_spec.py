@@ -19,7 +19,7 @@ def test_defaults(tmp_path):
     spec = load(tmp_path)
     assert spec.name == "job"
     assert spec.input.columns.prompt == "prompt" and spec.input.columns.messages is None
-    assert spec.speculation.policy.name == "batch_threshold"
+    assert spec.speculation.policy.name == "goodput"
     assert spec.sampling.seed == 0 and spec.sampling.stop == ()
     assert spec.engine.max_num_seqs == "auto"
 

@@ -37,8 +37,10 @@ def _state(
 def _feedback(state: StepState, drafted: np.ndarray, accepted: np.ndarray) -> StepFeedback:
     return StepFeedback(
         state=state,
+        num_proposed_tokens=drafted.astype(np.int32),
         num_draft_tokens=drafted.astype(np.int32),
         num_accepted_tokens=accepted.astype(np.int32),
+        num_matched_tokens=accepted.astype(np.int32),
         num_committed_tokens=(accepted + 1).astype(np.int32),
         num_batched_tokens=int(drafted.sum()) + state.num_running,
         draft_s=0.001,

@@ -13,6 +13,8 @@ POLICIES: dict[str, dict[str, Any]] = {
     "always:9": {"num_draft_tokens": 9},
     "batch_threshold": {},
     "batch_threshold:table": {"table": [[1, 16, 8], [17, 64, 2], [80, 128, 0], [129, 256, 1]], "min_dwell": 2},
+    "goodput": {},
+    "goodput:short": {"num_draft_tokens": 2},
     "acceptance_gate": {},
     "acceptance_gate:eager": {"window": 8, "probe_every": 2, "max_probe_every": 8, "probe_tokens": 2},
 }
@@ -55,7 +57,7 @@ def test_decisions_keep_shape_dtype_and_limits(name, seed):
         assert 0 < len(decision.reason) <= 40
         proposed = rng.integers(0, budget + 1).astype(np.int32)
         survival = np.full((state.num_running, state.max_draft_tokens), 0.5, dtype=np.float32)
-        verified = policy.trim(Proposals(state, proposed, survival))
+        verified = policy.trim(Proposals(state, decision.num_draft_tokens, proposed, survival))
         assert (verified <= proposed).all()
         accepted = rng.integers(0, verified + 1).astype(np.int32)
-        policy.observe(StepFeedback(state, verified, accepted, accepted + 1, 1, 0.0, 0.0, 0.0))
+        policy.observe(StepFeedback(state, verified, verified, accepted, accepted, accepted + 1, 1, 0.0, 0.0, 0.0))

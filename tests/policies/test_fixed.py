@@ -38,6 +38,6 @@ def test_always_refuses_other_lengths(value):
 def test_a_policy_with_decide_alone_verifies_every_draft(make_state, make_feedback):
     state = make_state(2)
     drafted = np.array([2, 0], dtype=np.int32)
-    proposals = Proposals(state, drafted, np.ones((2, 5), dtype=np.float32))
+    proposals = Proposals(state, drafted, drafted, np.ones((2, 5), dtype=np.float32))
     assert Always().trim(proposals).tolist() == [2, 0]
     Always().observe(make_feedback(state, drafted, drafted))

@@ -24,9 +24,9 @@ from specrun.runner.run import JobResult, run_job
 class RecordingEngine(StubEngine):
     """Notes which rows it was given."""
 
-    def __init__(self, ran: list[int], **options: Any) -> None:
+    def __init__(self, ran: list[int], groups: set[int], **options: Any) -> None:
         super().__init__(**options)
-        self._ran = ran
+        self._ran, self._groups = ran, groups
 
     def run(self, requests: Iterable[Request | None]) -> Iterator[RequestOutput]:
         return super().run(self._noted(requests))
@@ -35,6 +35,7 @@ class RecordingEngine(StubEngine):
         for request in requests:
             if request is not None:
                 self._ran.append(request.request_id)
+                self._groups.add(request.group)
             yield request
 
 
@@ -47,6 +48,8 @@ class StubBuilder(Builder):
     num_loads: int = 0
     ran: list[int] = field(default_factory=list)
     """Rows that reached an engine, in that order."""
+    groups: set[int] = field(default_factory=set)
+    """Theirs."""
 
     def identity(self, spec: JobSpec) -> dict[str, Any]:
         return {"stub": 1}
@@ -69,7 +72,7 @@ class StubBuilder(Builder):
         for name in ("fail_on", "raise_on", "slow_on"):
             if name in options:
                 options[name] = tokenizer.token_id(options[name])
-        return RecordingEngine(self.ran, **options)
+        return RecordingEngine(self.ran, self.groups, **options)
 
 
 class Job:

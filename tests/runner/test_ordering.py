@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
 from specrun.engine import Request, SamplingParams
+from specrun.engine.request import FinishReason, RequestOutput
 from specrun.runner import ordering
 from specrun.runner.ordering import RequestWindow, running_order
 from specrun.runner.pipeline import MAX_FAILURE_RUNS, Ending, FailureRun, _Aborted
+from specrun.runner.row_lengths import RowLengths
 from specrun.runner.sampling import RowSampling
 from tests.engine.tiny_models import essence, make_prompts, run, tiny_engine
 from tests.runner.pipelines import StubPipeline
@@ -41,6 +44,56 @@ def test_max_tokens_counts_and_ties_keep_the_input_order():
     requests[2] = Request(2, [7], SamplingParams(max_tokens=50))
     assert ids(running_order(requests)) == [2, 0, 1, 3]
     assert ids(running_order(make([[5]] * 6))) == list(range(6)) and running_order([]) == []
+
+
+def grouped(lengths, groups, max_tokens=4):
+    """Rows without anything in common, of these prompt lengths and groups."""
+    requests = make([[100 + i] * length for i, length in enumerate(lengths)], max_tokens)
+    for request, group in zip(requests, groups, strict=True):
+        request.group = group
+    return requests
+
+
+def test_groups_run_together_and_within_them_the_longest_first():
+    requests = grouped([5, 7, 6, 8, 5, 9], [0, 1, 0, 1, 0, 1])
+    assert ids(running_order(requests, by_group=True)) == [2, 0, 4, 5, 3, 1]
+    assert ids(running_order(requests)) == [5, 3, 1, 2, 0, 4]
+
+
+def test_the_group_of_the_longest_outputs_runs_first():
+    requests = grouped([5, 5, 5, 5], [0, 1, 0, 1])
+    requests[3].sampling_params = SamplingParams(max_tokens=9)
+    assert ids(running_order(requests, by_group=True)) == [3, 1, 0, 2]
+    requests, lengths = grouped([5] * 4, [0, 1, 0, 1], max_tokens=50), RowLengths()
+    past = grouped([1] * 40, [0, 1] * 20, max_tokens=50)
+    lengths.expect(past)
+    for request in past:
+        tokens = [0] * (30 if request.group else 10)
+        lengths.add(RequestOutput(request.request_id, tokens, FinishReason.STOP))
+    assert ids(running_order(requests, by_group=True)) == [0, 2, 1, 3]
+    assert ids(running_order(requests, by_group=True, lengths=lengths)) == [1, 3, 0, 2]
+
+
+def test_rows_far_longer_than_most_do_not_wait_for_their_group():
+    requests = grouped([5, 5, 5, 60, 5, 6], [0, 0, 0, 1, 1, 1])
+    assert ids(running_order(requests, by_group=True)) == [3, 0, 1, 2, 5, 4]
+
+
+def test_a_common_prefix_counts_for_more_than_a_group():
+    requests = make([[7] * 8, [1], [7] * 9, [2]])
+    for request in requests[2:]:
+        request.group = 1
+    assert ids(running_order(requests, by_group=True)) == [0, 2, 1, 3]
+
+
+def test_too_few_finished_rows_say_nothing():
+    lengths = RowLengths()
+    requests = grouped([1] * 15, [2] * 15)
+    lengths.expect(requests)
+    for request in requests:
+        lengths.add(RequestOutput(request.request_id, [0], FinishReason.LENGTH))
+    assert lengths.mean_output_tokens(np.array([2, 0, 5])).tolist() == [np.inf] * 3
+    assert lengths.num_expected == lengths.num_finished == lengths.num_at_limit == lengths.num_finished_tokens == 15
 
 
 def test_the_order_is_that_of_the_requests_alone():

@@ -1,0 +1,327 @@
+"""What a step costs, learned from the engine's own clock: rows, requests, context, prefill and drafting."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from .base import Int32, StepFeedback
+from .drifting_fit import DriftingFit, Float64
+
+KNOTS = (
+    *(1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512),
+    *(640, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096, 5120, 6144, 8192, 12288, 16384),
+)
+"""Rows between which the cost of a step is a straight line: dense where real surfaces have their stairs."""
+MAX_CAPTURE_KNOTS = 32
+OFTEN, MANY_REQUESTS = 32, 64
+"""Steps of a size that make it well known, and the requests from which time is saved on it,"""
+SURPRISE = 0.1
+"""unless its seconds are so far from what was predicted."""
+FREE_ROWS = 64
+"""Until measured, a step is taken to cost as though so many rows more (and as many as were first seen) came with it
+anyhow: extra rows look cheap. What looks cheap is tried and corrected; what looks dear would never be."""
+SHAPES = ((8, 0.15), (32, 0.25), (128, 0.3), (512, 0.3))
+"""What else a machine may be like, in free rows, and how likely: a CPU has few, a large GPU hundreds."""
+FIRST_LOOKS, FIRST_DOUBT = 2, 3.0
+"""The first steps of a size that are slower than thought are doubted more: something may have been made ready."""
+NUM_SLOPES = 3  # requests, context tokens, prefill tokens
+BEYOND = 64.0  # the last straight line ends at so many times the last knot
+STAND_BY_FLOOR = 0.005
+"""Share of a step below which time spent on drafting nothing is that of the clock itself."""
+ERROR_WINDOW = 512
+MAX_DRAFTERS = 8  # kinds; a job has one
+LOADED_DOUBT = 0.2
+
+
+class CostModel:
+    """Predicts seconds of a step before it runs; corrected by every step. Memory is bounded; O(d^2) a step, d ~ 40.
+
+    seconds(n, R, context, P) = f(n) + a R + b context + c P, with f a straight line between knots in the rows n of the
+    forward pass. Where the pass is padded, n is first padded too, and the knots are the padded sizes: a staircase.
+    Drafting is fitted apart, for each kind of drafter: [1, m, K, m K, catch-up tokens], m requests drafted for, at
+    most K tokens each.
+    """
+
+    def __init__(self, capture_sizes: Int32 | None = None) -> None:
+        """capture_sizes [C] ascending: row counts that the forward pass pads to; None or empty: no padding."""
+        self._capture_sizes = np.zeros(0, np.int64) if capture_sizes is None else np.asarray(capture_sizes, np.int64)
+        self._knots = _knots(self._capture_sizes.tolist())
+        self._scales = (1.0, 1.0, 1.0)  # requests, context and prefill tokens to one unit of their coefficient
+        self._fit: DriftingFit | None = None
+        self._looks = np.zeros(len(self._knots))
+        self._drafting: dict[str, DriftingFit] = {}
+        self._standing_by: dict[str, DriftingFit] = {}
+        self._drafter = ""
+        self._errors = np.zeros(ERROR_WINDOW)
+        self._num_errors = self._num_steps = 0
+        self._line_at = np.append(np.array(self._knots, np.float64), self._knots[-1] * BEYOND)
+        self._line: Float64 | None = None
+        self._slopes = [0.0, 0.0, 0.0]
+        self._draft: list[float] | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether any step was observed."""
+        return self._fit is not None
+
+    def step_s(
+        self, num_rows: ArrayLike, num_requests: int, num_context_tokens: float, num_prefill_tokens: int
+    ) -> Float64:
+        """Seconds of the forward pass and of all else but drafting, for num_rows (any shape) rows; 0 before any step.
+
+        num_rows counts everything in the pass: decodes, drafts and prefill chunks. num_context_tokens is the sum over
+        the num_requests that decode.
+        """
+        rows = self._padded(num_rows)
+        if self._fit is None:
+            return np.zeros(np.shape(rows))
+        if self._line is None:
+            self._line = self._draw_line()
+        a, b, c = self._slopes
+        line: Float64 = np.interp(rows, self._line_at, self._line)
+        return np.maximum(line + (a * num_requests + b * num_context_tokens + c * num_prefill_tokens), 0.1 * line)
+
+    def draft_s(self, num_drafting: Any, longest: Any) -> Any:
+        """Seconds of drafting for num_drafting requests, the longest draft of `longest` tokens: numbers, or arrays of
+        one shape.
+
+        0 where nothing is drafted, and until the drafter has been watched once.
+        """
+        if self._draft is None:
+            return 0.0 * num_drafting
+        one, request, token, both, _ = self._draft
+        seconds = one + request * num_drafting + (token + both * num_drafting) * longest
+        return seconds * ((num_drafting > 0) & (longest > 0))
+
+    def read_s(self, num_tokens: float) -> float:
+        """Seconds that the drafter takes to read so many tokens that it has missed; 0 until it was watched once."""
+        return 0.0 if self._draft is None else self._draft[4] * num_tokens
+
+    def doubt(
+        self, num_rows: ArrayLike, base_rows: int, num_requests: int, num_context_tokens: float, num_prefill_tokens: int
+    ) -> Float64:
+        """Relative standard deviation of step_s(num_rows) / step_s(base_rows), for num_rows [N].
+
+        How little is known of whether other rows are dearer or cheaper than these; what bears on both alike, such as
+        the level of the machine, is left out. 1 before any step.
+        """
+        rows = np.append(self._padded(np.asarray(num_rows)), self._padded(np.asarray(base_rows)))
+        if self._fit is None:
+            return np.ones(len(rows) - 1)
+        x = np.zeros((len(rows), len(self._fit.theta)))
+        x[:, : len(self._knots)] = self._hats(rows)
+        a, b, c = self._scales
+        x[:, len(self._knots) :] = num_requests / a, num_context_tokens / b, num_prefill_tokens / c
+        x /= np.maximum(x @ self._fit.theta, 1e-12)[:, None]
+        x -= x[-1].copy()
+        return np.asarray(np.sqrt(np.maximum(((x @ self._fit.covariance) * x).sum(1)[:-1], 0.0)))
+
+    def _hats(self, rows: np.ndarray[Any, Any]) -> Float64:
+        """[N, knots] the share of each knot in each of rows [N]."""
+        knots = self._line_at[:-1]
+        above = np.clip(np.searchsorted(knots, rows), 1, len(knots) - 1)
+        share = (rows - knots[above - 1]) / (knots[above] - knots[above - 1])
+        hats = np.zeros((len(rows), len(knots)))
+        index = np.arange(len(rows))
+        hats[index, above - 1], hats[index, above] = 1 - share, share
+        return hats
+
+    def stand_by_s(self, num_requests: int) -> float:
+        """Seconds that the drafter takes to stay ready in a step that drafts nothing; 0 until that was seen."""
+        fit = self._standing_by.get(self._drafter)
+        return 0.0 if fit is None else float(fit.theta[0] + fit.theta[1] * num_requests)
+
+    def observe(self, feedback: StepFeedback, budgets: Int32 | None = None, num_catch_up_tokens: float = 0.0) -> None:
+        """Learn from a step. budgets [R] as decided, 0 where a request was not asked; None: what was proposed."""
+        state = feedback.state
+        self._drafter = state.drafter
+        asked = feedback.num_proposed_tokens if budgets is None else budgets
+        num_drafting, longest = int(np.count_nonzero(asked > 0)), int(asked.max(initial=0))
+        num_context = float(state.context_lens.sum())
+        step_s = feedback.verify_s + feedback.other_s
+        if not step_s > 0:
+            return
+        place = (feedback.num_batched_tokens, state.num_running, num_context, state.num_prefill_tokens)
+        is_usual = not num_catch_up_tokens and bool(num_drafting) == bool(feedback.draft_s)
+        if is_usual and self._is_known(*place, step_s):
+            return
+        drafting = self._learn_drafting(feedback, num_drafting, longest, num_catch_up_tokens, step_s)
+        self._refresh()
+        if self._fit is None:
+            self._begin(*place, step_s)
+            return
+        predicted = self._learn(*place, step_s) + drafting
+        measured = step_s + (feedback.draft_s if num_drafting else 0.0)
+        self._errors[self._num_errors % ERROR_WINDOW] = abs(predicted / measured - 1)
+        self._num_errors += 1
+
+    def _is_known(self, rows: int, num_requests: int, num_context: float, num_prefill: int, seconds: float) -> bool:
+        """Whether the step may be passed over: of a large batch, at a size that was seen often, every other step that
+        took about as long as was thought is."""
+        self._num_steps += 1
+        if num_requests < MANY_REQUESTS or self._num_steps % 2 or self._line is None:
+            return False
+        if self._looks[bisect_left(self._knots, rows, hi=len(self._knots) - 1)] <= OFTEN:
+            return False
+        predicted = float(self.step_s(rows, num_requests, num_context, num_prefill))
+        return abs(seconds - predicted) < SURPRISE * predicted
+
+    def _refresh(self) -> None:
+        fit = self._drafting.get(self._drafter)
+        self._draft = None if fit is None else fit.theta.tolist()
+
+    def facts(self) -> dict[str, float]:
+        """How well it predicts: |predicted / measured - 1| of the last 512 steps, each predicted before it ran."""
+        errors = self._errors[: min(self._num_errors, ERROR_WINDOW)]
+        if not len(errors):
+            return {"cost_steps": float(self.is_ready)}
+        p50, p95 = np.percentile(errors, (50, 95)).tolist()
+        return {"cost_error_p50": p50, "cost_error_p95": p95, "cost_steps": float(self._num_errors + 1)}
+
+    def _padded(self, num_rows: ArrayLike) -> Any:
+        sizes = self._capture_sizes
+        if not len(sizes):
+            return num_rows
+        rows = np.asarray(num_rows)
+        return np.where(rows > sizes[-1], rows, sizes[np.minimum(np.searchsorted(sizes, rows), len(sizes) - 1)])
+
+    def _begin(self, rows: int, num_requests: int, num_context: float, num_prefill: int, seconds: float) -> None:
+        """The prior: a level from the first step, which may be far too slow, and rows that cost little."""
+        at = np.array(self._knots, np.float64)
+        rows = int(self._padded(np.asarray(rows)))
+        free = FREE_ROWS + rows
+        level = seconds * (at + free) / (rows + free)
+        # a random walk over the knots, so that a size tells of its neighbours
+        walk = 0.06 * level + 0.3 * np.diff(level, prepend=level[0])
+        if len(self._capture_sizes):
+            walk[self._knots.index(int(self._capture_sizes[-1])) + 1] = level[0] * 0.5
+        walk_var = np.cumsum(walk**2)
+        covariance = np.minimum.outer(walk_var, walk_var)
+        covariance += np.multiply.outer(level, level)
+        for free_rows, weight in SHAPES:
+            off = seconds * (at + free_rows) / (rows + free_rows) - level
+            covariance += np.multiply.outer(off * weight, off)
+        self._scales = (max(num_requests, 8.0), max(num_context, 256.0), 256.0)
+        row_s = seconds / (rows + free)
+        spreads = np.array([0.1 * seconds, 0.3 * seconds, 0.3 * row_s * self._scales[2]])
+        size = len(at) + NUM_SLOPES
+        whole = np.zeros((size, size))
+        whole[: len(at), : len(at)] = covariance
+        whole[range(len(at), size), range(len(at), size)] = spreads**2
+        lower = np.zeros(size)
+        lower[-1] = -np.inf
+        self._fit = DriftingFit(np.append(level, np.zeros(NUM_SLOPES)), whole, lower, len(at))
+        self._look(rows)
+
+    def _look(self, rows: int) -> tuple[int, float]:
+        """Count a look at this size; gives the knot at or below it, and the share of the way to the next."""
+        last = len(self._knots) - 1
+        above = min(max(bisect_left(self._knots, rows), 1), last)
+        low, high = self._knots[above - 1], self._knots[above]
+        share = (rows - low) / (high - low)
+        self._looks[above - 1 if share < 0.5 else above] += 1
+        return above - 1, share
+
+    def _learn(self, rows: int, num_requests: int, num_context: float, num_prefill: int, seconds: float) -> float:
+        """Gives the seconds that were predicted, as _learn_drafting does."""
+        assert self._fit is not None
+        below, share = self._look(int(self._padded(np.asarray(rows))))
+        x = np.zeros(len(self._fit.theta))
+        x[below], x[below + 1] = 1 - share, share
+        a, b, c = self._scales
+        x[len(self._knots) :] = num_requests / a, num_context / b, num_prefill / c
+        place = below if share < 0.5 else below + 1
+        doubt = 1 + 2 * num_prefill / max(rows, 1)
+        if self._looks[place] <= FIRST_LOOKS and seconds > float(x @ self._fit.theta):
+            doubt *= FIRST_DOUBT
+        self._line = None
+        return self._fit.observe(x, seconds, place, slice(place, len(self._knots)), doubt)
+
+    def _draw_line(self) -> Float64:
+        """f at the knots and at one far beyond. More rows are not believed to be much cheaper until that was seen."""
+        assert self._fit is not None
+        size = len(self._knots)
+        self._slopes = [t / s for t, s in zip(self._fit.theta[size:].tolist(), self._scales, strict=True)]
+        line = self._fit.theta[:size]
+        line = np.where(self._looks >= 3, line, np.maximum(line, 0.9 * np.maximum.accumulate(line)))
+        slope = max(float(line[-1] - line[-2]), 0.0) / (self._knots[-1] - self._knots[-2])
+        return np.append(line, line[-1] + slope * (self._line_at[-1] - self._line_at[-2]))
+
+    def _learn_drafting(
+        self, feedback: StepFeedback, num_drafting: int, longest: int, num_catch_up: float, step_s: float
+    ) -> float:
+        seconds, kind = feedback.draft_s, feedback.state.drafter
+        if num_drafting:
+            x = np.array([1.0, num_drafting, longest, num_drafting * longest, num_catch_up])
+            weights = np.array([0.1, 0.02, 0.8, 0.02, 0.02])
+            fits = self._drafting
+        elif seconds > STAND_BY_FLOOR * step_s:
+            x, weights, fits = np.array([1.0, feedback.state.num_running]), np.array([0.5, 0.5]), self._standing_by
+        else:
+            return 0.0
+        seconds = max(seconds, 1e-9)
+        if kind in fits:
+            predicted = fits[kind].observe(x, seconds)
+            return predicted if num_drafting else 0.0
+        if len(fits) < MAX_DRAFTERS:
+            fits[kind] = _first_draft(x, weights, seconds)
+        return seconds if num_drafting else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """All that is learned, in JSON types."""
+        return {
+            "capture_sizes": self._capture_sizes.tolist(),
+            "knots": list(self._knots),
+            "scales": list(self._scales),
+            "step": None if self._fit is None else self._fit.to_json(),
+            "looks": self._looks.tolist(),
+            "drafter": self._drafter,
+            "drafting": {kind: fit.to_json() for kind, fit in self._drafting.items()},
+            "standing_by": {kind: fit.to_json() for kind, fit in self._standing_by.items()},
+        }
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> CostModel:
+        """What to_json gave; predicts the same, and doubts it enough to learn what has changed since.
+
+        Raises ValueError, KeyError or TypeError where the content is not to_json's.
+        """
+        model = cls(np.array(content["capture_sizes"], np.int32))
+        if list(content["knots"]) != model._knots:
+            raise ValueError("its knots are those of another version")
+        a, b, c = map(float, content["scales"])
+        model._scales = (a, b, c)
+        model._looks = np.array(content["looks"], np.float64)
+        model._drafter = str(content["drafter"])
+        if content["step"] is not None:
+            model._fit = DriftingFit.from_json(content["step"], len(model._knots))
+            model._fit.loosen(LOADED_DOUBT)
+        for name, fits in (("drafting", model._drafting), ("standing_by", model._standing_by)):
+            for kind, fit in content[name].items():
+                fits[kind] = DriftingFit.from_json(fit)
+                fits[kind].loosen(LOADED_DOUBT)
+        model._refresh()
+        return model
+
+
+def _knots(capture_sizes: list[int]) -> list[int]:
+    """Ascending rows: the padded sizes (of very many, those nearest to KNOTS), the first one past them, then KNOTS."""
+    if not capture_sizes:
+        return list(KNOTS)
+    last = capture_sizes[-1]
+    inside = capture_sizes
+    if len(inside) > MAX_CAPTURE_KNOTS:
+        wanted = [knot for knot in KNOTS if knot <= last]
+        inside = sorted({min(capture_sizes, key=lambda size: abs(size - knot)) for knot in wanted} | {last})
+    return [*inside, last + 1, *(knot for knot in KNOTS if knot > last + 1), *([2 * last] if last >= KNOTS[-1] else [])]
+
+
+def _first_draft(x: Float64, weights: Float64, seconds: float) -> DriftingFit:
+    """The prior of a drafter after its first step: each of what may make it slow has its share."""
+    theta = np.where(x > 0, weights * seconds / np.maximum(x, 1.0), 0.0)
+    spread = np.where(theta > 0, theta, 0.5 * seconds / max(float(x[1]), 1.0))
+    return DriftingFit(theta, np.diag(spread**2) + np.multiply.outer(theta, theta), np.zeros(len(x)))

@@ -1,0 +1,122 @@
+"""When to try what is not being done: a few drafts while off, a plain step while on."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .base import Int32, StepState
+
+BUDGET = 0.004
+"""Share of the time that probes may cost, by the predicted cost of each."""
+ADVANCE = 1.5
+"""Steps' worth of probing that a job may do before it has earned it."""
+LEAST_INTERVAL = 4
+"""Steps between probes at least, and 8 times as many while they keep finding nothing."""
+MOST_BACK_OFF = 8
+PROBE_SHARE = 8
+"""One in so many requests is probed,"""
+MOST_PROBED = 8
+"""and no more than so many, with one draft token: the first is what a change shows in, and costs least."""
+STRETCH_EVERY = 16
+"""Speculating steps between those in which a few requests draft one token further than the rest."""
+TRIAL_EVERY, MOST_TRIAL_WAIT = 64, 1024
+"""Steps without speculation before a draft length is tried of which only the price is in doubt, twice as many each
+time."""
+VERDICT = 16
+"""Graded drafts that make a probe's verdict."""
+SURPRISE = 0.3
+"""Acceptance above the usual that makes a probe worth repeating at once."""
+REFERENCE_EVERY = 200
+"""Steps between plain steps where the gain is small and a mistake is likely, and four times as many elsewhere."""
+CLEAR_GAIN = 0.3
+FIRST_REFERENCE = 16
+"""Speculating steps before the first plain one."""
+
+
+class Probes:
+    """Earns probes with every second of the job and spends them on looks at a few requests."""
+
+    def __init__(self) -> None:
+        self._credit_s: float | None = None
+        self._steps_to_probe = 0
+        self._back_off = 1
+        self._num_graded = self._num_accepted = 0.0
+        self._steps_since_plain = self._steps_since_stretch = 0
+        self._has_reference = False
+        self._steps_to_trial = self._trial_wait = TRIAL_EVERY
+        self._offset = 0
+
+    def reset(self) -> None:
+        """Something has changed: look as soon as it is paid for, and often."""
+        self._steps_to_probe, self._back_off = 0, 1
+
+    def earn(self, seconds: float) -> None:
+        """A step has run."""
+        if self._credit_s is None:
+            self._credit_s = ADVANCE * seconds
+        self._credit_s = min(self._credit_s + BUDGET * seconds, 2 * ADVANCE * seconds)
+
+    def is_due(self, is_urgent: bool) -> bool:
+        """Whether the next step without speculation should be a probe; counts the step. is_urgent: nothing is known
+        yet, so every step will do that can be paid for."""
+        self._steps_to_probe -= 1
+        self._steps_to_trial -= 1
+        is_broke = self._credit_s is not None and self._credit_s < 0
+        if is_broke or (self._steps_to_probe >= 0 and not is_urgent):
+            return False
+        self._steps_to_probe = LEAST_INTERVAL * self._back_off
+        return True
+
+    def is_trial_due(self) -> bool:
+        """Whether a probe may rather be a trial of a draft length."""
+        if self._steps_to_trial > 0:
+            return False
+        self._steps_to_trial = self._trial_wait = min(2 * self._trial_wait, MOST_TRIAL_WAIT)
+        return True
+
+    def spend(self, seconds: float) -> None:
+        """A probe has taken so much longer than a plain step."""
+        if self._credit_s is not None:
+            self._credit_s -= max(seconds, 0.0)
+
+    def grade(self, num_graded: int, num_accepted: int) -> None:
+        """So many drafts of a probe were graded and accepted, and speculation is still off: after enough of them, probe
+        less; at once more where they are better than they were."""
+        usual = self._num_accepted / max(self._num_graded, 1)
+        if self._num_graded and num_accepted > (usual + SURPRISE) * num_graded:
+            self.reset()
+        self._num_graded += num_graded
+        self._num_accepted += num_accepted
+        if self._num_graded >= VERDICT:
+            self._back_off = min(2 * self._back_off, MOST_BACK_OFF)
+            self._num_graded, self._num_accepted = self._num_graded / 2, self._num_accepted / 2
+
+    def is_reference(self, gain: float, has_prefill: bool) -> bool:
+        """Whether a speculating step should be plain, so that the cost of plain decoding is known; counts the step."""
+        self._steps_since_plain += 1
+        wait = REFERENCE_EVERY * (4 if gain > CLEAR_GAIN else 1) if self._has_reference else FIRST_REFERENCE
+        if self._steps_since_plain < (2 * wait if has_prefill else wait):
+            return False
+        self._steps_since_plain, self._has_reference = 0, True
+        return True
+
+    def plain_step(self) -> None:
+        """A step without drafts and prefill ran anyhow."""
+        self._steps_since_plain, self._has_reference = 0, True
+
+    def budgets(self, state: StepState) -> Int32:
+        """[R] a draft token for each of a few requests: those of which least is known."""
+        count = min(max(1, state.num_running // PROBE_SHARE), MOST_PROBED)
+        budgets = np.zeros(state.num_running, np.int32)
+        budgets[np.argpartition(state.num_draft_tokens, count - 1)[:count]] = 1
+        return budgets
+
+    def stretch(self, budgets: Int32, longest: int) -> None:
+        """Now and then let a few requests draft one token further than budgets [R] say, so that what is not drafted is
+        known too."""
+        self._steps_since_stretch += 1
+        if self._steps_since_stretch >= STRETCH_EVERY:
+            self._steps_since_stretch = 0
+            few = np.arange(self._offset % PROBE_SHARE, len(budgets), PROBE_SHARE)
+            budgets[few] = np.minimum(budgets[few] + 1, longest)
+            self._offset += 1

@@ -1,0 +1,287 @@
+"""A job that has run, read back from its output folder: what its rows said, and what each step did and cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from math import lcm
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from ..engine.grammar import Grammar
+from ..engine.request import FinishReason, Request, RequestOutput
+from ..jobs.errors import ConfigError, InputError
+from ..jobs.finished import FinishedJob
+from ..jobs.folder import STEPS, OutputFolder
+from ..jobs.parts import Part
+from ..jobs.prompts import PromptSource
+from ..jobs.response_format import ResponseFormat
+from ..jobs.shard import Shard
+from ..jobs.spec import JobSpec
+from ..jobs.store import storage_errors
+from .build import Builder
+from .conversation import PromptText
+from .drafting import choose_method
+from .grammar import GrammarCompiler
+from .grouping import RequestGroups
+from .ordering import RequestWindow
+from .requests import RequestBuilder
+from .row_lengths import RowLengths
+from .run import job_sampling
+
+Float64 = NDArray[np.float64]
+
+MAX_BLOCKS = 1_000_000
+"""Largest KV cache whose size a share of it still tells exactly."""
+NUMBERS = (
+    *("attempt", "num_running", "num_prefill_tokens", "num_batched_tokens", "num_context_tokens", "num_drafts"),
+    *("num_proposed_tokens", "num_draft_tokens", "max_draft_len", "num_accepted_tokens", "num_generation_tokens"),
+    *("num_preemptions", "kv_usage", "policy_s", "draft_s", "verify_s", "other_s"),
+)
+"""Columns of metrics/steps that are read; those that an older recording lacks are 0."""
+_ROW_COLUMNS = ["row_index", "prompt_tokens", "output_tokens", "finish_reason", "stop_reason", "error_code"]
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The N steps of a shard, attempt after attempt."""
+
+    columns: Mapping[str, Float64]
+    """Name as in STEP_SCHEMA -> [N]."""
+
+    def __getitem__(self, name: str) -> Float64:
+        return self.columns[name]
+
+    def __len__(self) -> int:
+        return len(self.columns["attempt"])
+
+    @property
+    def seconds(self) -> Float64:
+        """[N] of whole steps."""
+        return self["policy_s"] + self["draft_s"] + self["verify_s"] + self["other_s"]
+
+    @property
+    def num_attempts(self) -> int:
+        """Attempts that took any step."""
+        return len(np.unique(self["attempt"]))
+
+    def num_kv_blocks(self) -> int | None:
+        """Blocks of the KV cache: the smallest number of which every recorded usage is a whole share; None where no
+        share was recorded. Of the last attempt, since each sizes its cache anew."""
+        usage = np.unique(self["kv_usage"][self["attempt"] == self["attempt"].max(initial=0)])
+        blocks = 1
+        for share in usage[(usage > 0) & (usage < 1)].tolist():
+            blocks = lcm(blocks, Fraction(share).limit_denominator(MAX_BLOCKS).denominator)
+            if blocks > MAX_BLOCKS:
+                return None
+        return blocks if blocks > 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedShard:
+    """What one engine did."""
+
+    shard: Shard
+    start: int
+    """First row."""
+    stop: int
+    report: Mapping[str, Any]
+    steps: Steps
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A finished job."""
+
+    spec: JobSpec
+    """As it ran."""
+    location: str
+    shards: list[RecordedShard]
+    outputs: dict[int, list[int]]
+    """Row index -> output tokens of each row that did not fail; zeros where no token ids were recorded."""
+    has_token_ids: bool
+    num_prompt_tokens: dict[int, int]
+    """Of the same rows."""
+    ends: frozenset[int]
+    """Tokens with which the model ended an output by itself."""
+    num_failed: int
+
+    @classmethod
+    def read(cls, spec: JobSpec) -> Recording:
+        """The job behind output.path of stored_job().
+
+        Raises InputMissing (no job), TemporaryError (not finished), ConfigError (no steps recorded), InputError or
+        StorageError (files that cannot be read).
+        """
+        output = OutputFolder(spec.output.path)
+        job = FinishedJob.gather(output)
+        steps = _read_steps(output)
+        shards = []
+        for i, report in enumerate(job.reports):
+            parts = [part for part in job.parts if part.shard == i]
+            if parts and i in steps:
+                shard = Shard(i, job.index.num_shards)
+                shards.append(RecordedShard(shard, parts[0].row_start, parts[-1].row_stop, report, steps[i]))
+        if not shards:
+            raise ConfigError(
+                f"{output.location}: {STEPS} holds no steps, so nothing says what a step costs; run the job again"
+            )
+        has_token_ids = job.has_column(output, "token_ids")
+        outputs: dict[int, list[int]] = {}
+        num_prompt_tokens: dict[int, int] = {}
+        ends: set[int] = set()
+        for part in job.parts:
+            ends |= _read_rows(output, part, has_token_ids, outputs, num_prompt_tokens)
+        facts = has_token_ids, num_prompt_tokens, frozenset(ends), job.counts.num_failed
+        return cls(spec, output.location, shards, outputs, *facts)
+
+    def rows(self, shard: RecordedShard, builder: Builder, max_model_len: int) -> JobRows:
+        """The shard's rows in the order in which they ran, each with its prompt encoded anew.
+
+        ConfigError where a prompt has another length than it had: the input or the tokenizer has changed.
+        """
+        span = range(shard.start, shard.stop)
+        rows = JobRows.of(self.spec, builder, max_model_len, span, self.outputs, self.ends)
+        rows.requests = [request for request in rows.requests if request.request_id in self.outputs]
+        for request in rows.requests:
+            before, now = self.num_prompt_tokens[request.request_id], len(request.prompt_token_ids)
+            if before != now:
+                raise ConfigError(
+                    f"row {request.request_id} had {before} prompt tokens and has {now} now; put back the input, the "
+                    "template and the tokenizer that the job ran with"
+                )
+        return rows
+
+
+@dataclass(slots=True)
+class JobRows:
+    """Rows of a job that can run, in the order in which they would."""
+
+    requests: list[Request]
+    _compile: Callable[[ResponseFormat], Grammar]
+    _formats: dict[Grammar, ResponseFormat]
+
+    @classmethod
+    def of(
+        cls,
+        spec: JobSpec,
+        builder: Builder,
+        max_model_len: int,
+        rows: range,
+        outputs: Mapping[int, Sequence[int]] | None = None,
+        ends: frozenset[int] = frozenset(),
+    ) -> JobRows:
+        """Loads the tokenizer and encodes the prompts.
+
+        outputs: row index -> output tokens, since the order of later rows hangs on the lengths of earlier ones.
+        ends: the model's end-of-sequence tokens, for response formats.
+        Raises as PromptSource and Builder.tokenizer().
+        """
+        tokenizer = builder.tokenizer(spec)
+        formats: dict[Grammar, ResponseFormat] = {}
+
+        @cache
+        def compiler() -> GrammarCompiler:
+            num_ids = max(len(tokenizer.token_bytes()), *(end + 1 for end in ends or (0,)))
+            # Where no end is known any id serves that is past all others: the outputs are not held against it.
+            return GrammarCompiler(tokenizer, num_ids + 1, ends or [num_ids])
+
+        def compile(format: ResponseFormat) -> Grammar:
+            grammar = compiler().compile(format)
+            formats[grammar] = format
+            return grammar
+
+        text, sampling = PromptText(spec, tokenizer), job_sampling(spec)
+        source = PromptSource(spec)
+        groups = RequestGroups(source.files, spec.input.columns.group is not None)
+        make = RequestBuilder(
+            tokenizer, text, sampling, spec.prompt.overflow, max_model_len, compile=compile, groups=groups
+        )
+        batches = (make.build(batch).requests for batch in source.batches(start=rows.start, stop=rows.stop))
+        by_group = choose_method(spec.speculation).has_draft_model
+        ordered = batches if spec.run.order == "input" else _in_order(batches, by_group, outputs or {})
+        return cls([request for ready in ordered for request in ready], compile, formats)
+
+    def fresh(self, with_grammars: bool) -> list[Request]:
+        """Copies that no engine has seen."""
+        copies = []
+        for request in self.requests:
+            format = self._formats[request.grammar] if request.grammar is not None else None
+            grammar = self._compile(format) if with_grammars and format is not None else None
+            prompt, params = request.prompt_token_ids, request.sampling_params
+            copies.append(Request(request.request_id, prompt, params, request.group, grammar))
+        return copies
+
+
+def _in_order(
+    batches: Iterable[list[Request]], by_group: bool, outputs: Mapping[int, Sequence[int]]
+) -> Iterator[Sequence[Request]]:
+    """As a pipeline hands them to its engine. It reads one window ahead of those that run: when it puts a window in
+    order, the rows before the last one have finished."""
+    lengths = RowLengths()
+    window = RequestWindow(by_group, lengths)
+    last: list[Request] = []
+    for batch in batches:
+        lengths.expect(batch)
+        if ready := window.add(batch):
+            yield from ready
+            for request in last:
+                tokens = list(outputs.get(request.request_id, ()))
+                lengths.add(RequestOutput(request.request_id, tokens, FinishReason.STOP))
+            last = [request for requests in ready for request in requests]
+    yield from window.flush()
+
+
+def _read_steps(output: OutputFolder) -> dict[int, Steps]:
+    """Shard -> its steps in order."""
+    tables: dict[int, list[pa.Table]] = {}
+    for name in sorted(output.store.list(STEPS)):
+        if not name.endswith(".parquet"):
+            continue
+        path = output.store.path(f"{STEPS}/{name}")
+        try:
+            with storage_errors(path), output.store.open(f"{STEPS}/{name}") as file:
+                table = pq.ParquetFile(file).read(use_threads=False)
+            tables.setdefault(table.column("shard")[0].as_py(), []).append(table)
+        except (pa.ArrowInvalid, KeyError, IndexError) as exc:
+            raise InputError(f"{path} is no file of steps; move it away") from exc
+    return {shard: _steps(pa.concat_tables(parts, promote_options="default")) for shard, parts in tables.items()}
+
+
+def _steps(table: pa.Table) -> Steps:
+    table = table.sort_by([("attempt", "ascending"), ("step", "ascending")])
+    num = table.num_rows
+    columns = {
+        name: table.column(name).to_numpy().astype(np.float64) if name in table.column_names else np.zeros(num)
+        for name in NUMBERS
+    }
+    if "max_draft_len" not in table.column_names:  # of uniform drafts it is the mean length
+        columns["max_draft_len"] = np.ceil(columns["num_draft_tokens"] / np.maximum(columns["num_drafts"], 1))
+    return Steps(columns)
+
+
+def _read_rows(
+    output: OutputFolder, part: Part, has_ids: bool, outputs: dict[int, list[int]], num_prompt: dict[int, int]
+) -> set[int]:
+    """Take in the rows of a part that have at least one token; returns the tokens that ended one of themselves."""
+    ends: set[int] = set()
+    for batch in part.batches(output.store, [*_ROW_COLUMNS, *(["token_ids"] if has_ids else [])]):
+        good = batch.filter(pc.is_null(batch.column("error_code")))
+        good = good.filter(pc.greater(good.column("output_tokens"), 0))
+        rows = good.to_pydict()
+        num_prompt.update(zip(rows["row_index"], rows["prompt_tokens"], strict=True))
+        if not has_ids:
+            lengths = zip(rows["row_index"], rows["output_tokens"], strict=True)
+            outputs.update((index, [0] * length) for index, length in lengths)
+            continue
+        outputs.update(zip(rows["row_index"], rows["token_ids"], strict=True))
+        how = zip(rows["token_ids"], rows["finish_reason"], rows["stop_reason"], strict=True)
+        ends |= {ids[-1] for ids, finish, stop in how if finish == "stop" and stop is None}
+    return ends
