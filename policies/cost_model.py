@@ -28,7 +28,7 @@ SHAPES = ((8, 0.15), (32, 0.25), (128, 0.3), (512, 0.3))
 """What else a machine may be like, in free rows, and how likely: a CPU has few, a large GPU hundreds."""
 FIRST_LOOKS, FIRST_DOUBT = 2, 3.0
 """The first steps of a size that are slower than thought are doubted more: something may have been made ready."""
-NUM_SLOPES = 3  # requests, context tokens, prefill tokens
+NUM_SLOPES = 4  # requests, context tokens, whether there are drafts, prefill tokens
 BEYOND = 64.0  # the last straight line ends at so many times the last knot
 STAND_BY_FLOOR = 0.005
 """Share of a step below which time spent on drafting nothing is that of the clock itself."""
@@ -40,8 +40,9 @@ LOADED_DOUBT = 0.2
 class CostModel:
     """Predicts seconds of a step before it runs; corrected by every step. Memory is bounded; O(d^2) a step, d ~ 40.
 
-    seconds(n, R, context, P) = f(n) + a R + b context + c P, with f a straight line between knots in the rows n of the
-    forward pass. Where the pass is padded, n is first padded too, and the knots are the padded sizes: a staircase.
+    seconds(n, R, context, P) = f(n) + a R + b context + c P + d [n > R + P], with f a straight line between knots in
+    the rows n of the forward pass, and d what it takes that there are drafts at all, so that requests have unequal
+    numbers of rows. Where the pass is padded, n is first padded too, and the knots are the padded sizes: a staircase.
     Drafting is fitted apart, for each kind of drafter: [1, m, K, m K, catch-up tokens], m requests drafted for, at
     most K tokens each.
     """
@@ -50,7 +51,12 @@ class CostModel:
         """capture_sizes [C] ascending: row counts that the forward pass pads to; None or empty: no padding."""
         self._capture_sizes = np.zeros(0, np.int64) if capture_sizes is None else np.asarray(capture_sizes, np.int64)
         self._knots = _knots(self._capture_sizes.tolist())
-        self._scales = (1.0, 1.0, 1.0)  # requests, context and prefill tokens to one unit of their coefficient
+        self._scales = (
+            1.0,
+            1.0,
+            1.0,
+            1.0,
+        )  # requests, context tokens, drafts, prefill to one unit of their coefficient
         self._fit: DriftingFit | None = None
         self._looks = np.zeros(len(self._knots))
         self._drafting: dict[str, DriftingFit] = {}
@@ -60,7 +66,7 @@ class CostModel:
         self._num_errors = self._num_steps = 0
         self._line_at = np.append(np.array(self._knots, np.float64), self._knots[-1] * BEYOND)
         self._line: Float64 | None = None
-        self._slopes = [0.0, 0.0, 0.0]
+        self._slopes = [0.0] * NUM_SLOPES
         self._draft: list[float] | None = None
 
     @property
@@ -81,9 +87,11 @@ class CostModel:
             return np.zeros(np.shape(rows))
         if self._line is None:
             self._line = self._draw_line()
-        a, b, c = self._slopes
+        a, b, d, c = self._slopes
         line: Float64 = np.interp(rows, self._line_at, self._line)
-        return np.maximum(line + (a * num_requests + b * num_context_tokens + c * num_prefill_tokens), 0.1 * line)
+        has_drafts = np.asarray(num_rows) > num_requests + num_prefill_tokens
+        rest = a * num_requests + b * num_context_tokens + c * num_prefill_tokens + d * has_drafts
+        return np.asarray(np.maximum(line + rest, 0.1 * line))
 
     def draft_s(self, num_drafting: Any, longest: Any) -> Any:
         """Seconds of drafting for num_drafting requests, the longest draft of `longest` tokens: numbers, or arrays of
@@ -114,8 +122,8 @@ class CostModel:
             return np.ones(len(rows) - 1)
         x = np.zeros((len(rows), len(self._fit.theta)))
         x[:, : len(self._knots)] = self._hats(rows)
-        a, b, c = self._scales
-        x[:, len(self._knots) :] = num_requests / a, num_context_tokens / b, num_prefill_tokens / c
+        x[:, len(self._knots) :] = self._amounts(0, num_requests, num_context_tokens, num_prefill_tokens)
+        x[:-1, len(self._knots) + 2] = np.asarray(num_rows) > num_requests + num_prefill_tokens
         x /= np.maximum(x @ self._fit.theta, 1e-12)[:, None]
         x -= x[-1].copy()
         return np.asarray(np.sqrt(np.maximum(((x @ self._fit.covariance) * x).sum(1)[:-1], 0.0)))
@@ -205,9 +213,9 @@ class CostModel:
         for free_rows, weight in SHAPES:
             off = seconds * (at + free_rows) / (rows + free_rows) - level
             covariance += np.multiply.outer(off * weight, off)
-        self._scales = (max(num_requests, 8.0), max(num_context, 256.0), 256.0)
+        self._scales = (max(num_requests, 8.0), max(num_context, 256.0), 1.0, 256.0)
         row_s = seconds / (rows + free)
-        spreads = np.array([0.1 * seconds, 0.3 * seconds, 0.3 * row_s * self._scales[2]])
+        spreads = np.array([0.1 * seconds, 0.3 * seconds, 0.15 * row_s * free, 0.3 * row_s * self._scales[3]])
         size = len(at) + NUM_SLOPES
         whole = np.zeros((size, size))
         whole[: len(at), : len(at)] = covariance
@@ -216,6 +224,11 @@ class CostModel:
         lower[-1] = -np.inf
         self._fit = DriftingFit(np.append(level, np.zeros(NUM_SLOPES)), whole, lower, len(at))
         self._look(rows)
+
+    def _amounts(self, rows: int, num_requests: int, num_context: float, num_prefill: int) -> tuple[float, ...]:
+        """What the slopes apply to, in their units."""
+        a, b, _, c = self._scales
+        return num_requests / a, num_context / b, float(rows > num_requests + num_prefill), num_prefill / c
 
     def _look(self, rows: int) -> tuple[int, float]:
         """Count a look at this size; gives the knot at or below it, and the share of the way to the next."""
@@ -232,8 +245,7 @@ class CostModel:
         below, share = self._look(int(self._padded(np.asarray(rows))))
         x = np.zeros(len(self._fit.theta))
         x[below], x[below + 1] = 1 - share, share
-        a, b, c = self._scales
-        x[len(self._knots) :] = num_requests / a, num_context / b, num_prefill / c
+        x[len(self._knots) :] = self._amounts(rows, num_requests, num_context, num_prefill)
         place = below if share < 0.5 else below + 1
         doubt = 1 + 2 * num_prefill / max(rows, 1)
         if self._looks[place] <= FIRST_LOOKS and seconds > float(x @ self._fit.theta):
@@ -293,8 +305,8 @@ class CostModel:
         model = cls(np.array(content["capture_sizes"], np.int32))
         if list(content["knots"]) != model._knots:
             raise ValueError("its knots are those of another version")
-        a, b, c = map(float, content["scales"])
-        model._scales = (a, b, c)
+        a, b, d, c = map(float, content["scales"])
+        model._scales = (a, b, d, c)
         model._looks = np.array(content["looks"], np.float64)
         model._drafter = str(content["drafter"])
         if content["step"] is not None:

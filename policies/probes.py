@@ -26,7 +26,7 @@ VERDICT = 16
 """Graded drafts that make a probe's verdict."""
 SURPRISE = 0.3
 """Acceptance above the usual that makes a probe worth repeating at once."""
-REFERENCE_EVERY = 200
+REFERENCE_EVERY = 256
 """Steps between plain steps where the gain is small and a mistake is likely, and four times as many elsewhere."""
 CLEAR_GAIN = 0.3
 FIRST_REFERENCE = 16
