@@ -222,9 +222,9 @@ def bench(
 ) -> int:
     """Compare policies on a job's own rows; nothing is written to its output.
 
-    POLICIES: never, always:K (K draft tokens), batch_threshold:K (off above K rows), acceptance_gate, module:Class,
-    none (no drafter at all), job (the policy as the job has it). METHOD/POLICY, as in suffix/always:3, has drafts by
-    another speculation.method than the job's.
+    POLICIES: never, always:K (K draft tokens), goodput, batch_threshold:K (off above K rows), acceptance_gate,
+    module:Class, none (no drafter at all), job (the policy as the job has it). METHOD/POLICY, as in suffix/always:3,
+    has drafts by another speculation.method than the job's.
     """
     from ..jobs.spec import JobSpec
     from .bench import run_bench
