@@ -105,6 +105,13 @@ class Target:
             )
         return cls(model.eval().requires_grad_(False).to(device), config)
 
+    @property
+    def device_name(self) -> str:
+        """What the device is: of a GPU its model."""
+        if self.device.type == "cuda":
+            return f"{self.device} {torch.cuda.get_device_name(self.device)}"
+        return str(self.device)
+
     def allocate(self, num_blocks: int) -> None:
         """Make room for num_blocks KV blocks. Zeroed, since a masked slot still enters a product with weight 0."""
         layers = [self.kv_layout.layers.get(i, (0, 0, 0)) for i in range(max(self.kv_layout.layers) + 1)]

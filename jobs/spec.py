@@ -183,6 +183,8 @@ class JobSpec(Section):
         speculation = self.speculation
         if speculation.model is not None:
             yield ("speculation", "model"), False
+        if speculation.policy.name == "goodput" and isinstance(speculation.policy.kwargs.get("profile"), str):
+            yield ("speculation", "policy", "profile"), True
         for place in range(len(speculation.warm_from or ())):
             yield ("speculation", "warm_from", place), True
         if speculation.synthetic is not None:

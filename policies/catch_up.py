@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .base import Int32, StepFeedback
-
-RAN = 1e-6
-"""Seconds of drafting in a step that drafts nothing above which the drafter has run to stay ready."""
+from .cost_model import stood_by
 
 
 class CatchUp:
@@ -31,7 +29,7 @@ class CatchUp:
             asked = budgets > 0
             behind = float((context - seen) @ asked)
             np.copyto(seen, context, where=asked)
-        elif feedback.draft_s > RAN:
+        elif stood_by(feedback):
             seen = context
         self._seen[slots] = seen
         self._held[slots] = context

@@ -90,4 +90,5 @@ def bins_of(survival: Float32, before: Float32) -> Intp:
     shares = np.maximum(before, SMALLEST, out=before)
     np.divide(survival, shares, out=shares)
     shares *= BINS_PER_UNIT
+    np.fmax(shares, 0, out=shares)  # what is no number is no confidence
     return np.minimum(shares, LAST_BIN, out=shares).astype(np.intp)

@@ -154,7 +154,7 @@ class CostModel:
         if not step_s > 0:
             return
         place = (feedback.num_batched_tokens, state.num_running, num_context, state.num_prefill_tokens)
-        is_usual = not num_catch_up_tokens and bool(num_drafting) == bool(feedback.draft_s)
+        is_usual = not num_catch_up_tokens and (num_drafting > 0 or not stood_by(feedback))
         if is_usual and self._is_known(*place, step_s):
             return
         drafting = self._learn_drafting(feedback, num_drafting, longest, num_catch_up_tokens, step_s)
@@ -271,7 +271,7 @@ class CostModel:
             x = np.array([1.0, num_drafting, longest, num_drafting * longest, num_catch_up])
             weights = np.array([0.1, 0.02, 0.8, 0.02, 0.02])
             fits = self._drafting
-        elif seconds > STAND_BY_FLOOR * step_s:
+        elif stood_by(feedback):
             x, weights, fits = np.array([1.0, feedback.state.num_running]), np.array([0.5, 0.5]), self._standing_by
         else:
             return 0.0
@@ -318,6 +318,11 @@ class CostModel:
                 fits[kind].loosen(LOADED_DOUBT)
         model._refresh()
         return model
+
+
+def stood_by(feedback: StepFeedback) -> bool:
+    """Whether in a step that asked for no drafts the drafter ran to stay ready."""
+    return feedback.draft_s > STAND_BY_FLOOR * (feedback.verify_s + feedback.other_s)
 
 
 def _knots(capture_sizes: list[int]) -> list[int]:

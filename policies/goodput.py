@@ -58,7 +58,7 @@ class Goodput(SpeculationPolicy):
         self._steps: deque[PricedStep] = deque()
         self._num_graded = 0
         self._usual = 0.0
-        self._age, self._planned_rows, self._rung = PLAN_STEPS, 0, 0
+        self._age, self._planned_rows, self._rung = PLAN_STEPS, 0, BINS
         self._by_slot = np.zeros(0, np.int32)
         self._measured_s = self._predicted_off_s = 0.0
 
@@ -129,7 +129,7 @@ class Goodput(SpeculationPolicy):
         self._acceptance.observe(proposals, proposals.num_budgeted_tokens, feedback)
         num_graded = int(np.count_nonzero(proposals.num_draft_tokens))
         self._num_graded += num_graded
-        if not step.is_on:
+        if not step.is_on and not step.is_free:
             rows = np.array([0.0, feedback.num_draft_tokens.sum()])
             plain_s, probe_s = self._prices.verify_s(step, rows).tolist()
             self._probes.spend(feedback.draft_s + probe_s - plain_s)
@@ -174,7 +174,7 @@ class Goodput(SpeculationPolicy):
         is_same = abs(rows - self._planned_rows) <= SAME_ROWS * rows and int(state.slots.max()) < len(self._by_slot)
         if self._age < PLAN_STEPS and is_same and state.num_running >= MANY_REQUESTS:
             return False
-        self._age, self._planned_rows = 0, rows
+        self._age, self._planned_rows, self._rung = 0, rows, BINS
         return True
 
     def _ladder(self, state: StepState, longest: int) -> Ladder:
@@ -242,12 +242,13 @@ class Goodput(SpeculationPolicy):
 
     def _account(self, step: PricedStep, feedback: StepFeedback) -> None:
         """Hold the step against plain decoding of the same tokens."""
-        seconds = off_s = feedback.draft_s + feedback.verify_s + feedback.other_s
+        off_s = feedback.verify_s + feedback.other_s
+        seconds = feedback.draft_s + off_s
         if feedback.num_draft_tokens.any():
             num_tokens = float(feedback.num_committed_tokens.sum())
             off_s = step.plain_s * num_tokens / step.state.num_running + step.off_s - step.plain_s
-        if not step.state.num_prefill_tokens:
-            self._guard.observe(_tier(step.state), seconds, off_s, step.is_on)
+        is_evidence = step.is_on and step.plain_s > 0 and not step.state.num_prefill_tokens
+        self._guard.observe(_tier(step.state), seconds, off_s, is_evidence)
         self._probes.earn(seconds)
         self._measured_s += seconds
         self._predicted_off_s += off_s

@@ -26,7 +26,7 @@ class HarmGuard:
         return self._blocked.get(tier, 0) > 0
 
     def observe(self, tier: int, seconds: float, off_s: float, is_on: bool) -> None:
-        """A step: its seconds, those of plain decoding for its tokens, and whether it speculated."""
+        """A step: its seconds, those of plain decoding for its tokens, and whether it tells of speculation."""
         if self.blocks(tier):
             self._blocked[tier] -= 1
             return

@@ -19,6 +19,8 @@ DECODE_BOUND = 0.2
 """Share of steps that are not full of prefill above which a token saves its share of such a step."""
 MOST_HOPE = 0.5
 """Share of a step's predicted seconds that may be put down to not knowing better."""
+LEAST_SHARE = 0.2
+"""Of a plain step, that any step takes at least: the difference of two predictions may be anything."""
 FREE = 0.01
 """A drafter that takes less than this share of a step costs nothing."""
 
@@ -113,7 +115,8 @@ class Prices:
         alone decide."""
         if not step.off_s:
             return np.ones(len(draft_rows))
-        return np.asarray(self.verify_s(step, draft_rows) + (draft_s - (step.off_s - step.plain_s)))
+        seconds = self.verify_s(step, draft_rows) + (draft_s - (step.off_s - step.plain_s))
+        return np.maximum(seconds, LEAST_SHARE * step.plain_s)
 
     def hoped_s(self, step: PricedStep, draft_s: Float64 | float, draft_rows: Float64) -> Float64:
         """As seconds, but as little as it may well be for all that is known."""

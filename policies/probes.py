@@ -10,6 +10,8 @@ BUDGET = 0.004
 """Share of the time that probes may cost, by the predicted cost of each."""
 ADVANCE = 1.5
 """Steps' worth of probing that a job may do before it has earned it."""
+MOST_DEBT = 4.0
+"""Steps' worth of debt that a probe may leave: one that hiccuped must not be the last."""
 LEAST_INTERVAL = 4
 """Steps between probes at least, and 8 times as many while they keep finding nothing."""
 MOST_BACK_OFF = 8
@@ -54,7 +56,8 @@ class Probes:
         """A step has run."""
         if self._credit_s is None:
             self._credit_s = ADVANCE * seconds
-        self._credit_s = min(self._credit_s + BUDGET * seconds, 2 * ADVANCE * seconds)
+        credit_s = max(self._credit_s + BUDGET * seconds, -MOST_DEBT * seconds)
+        self._credit_s = min(credit_s, 2 * ADVANCE * seconds)
 
     def is_due(self, is_urgent: bool) -> bool:
         """Whether the next step without speculation should be a probe; counts the step. is_urgent: nothing is known

@@ -202,7 +202,7 @@ def run_bench(
     config = replace(engine_config(spec), request_timeout_s=None)  # every contender must finish the same rows
     target = Target.load(builder.checkpoint(spec), config)
     for contender in contenders:
-        with_costs(contender.kwargs, profile_identity(spec, target))
+        with_costs(contender.name, contender.kwargs, profile_identity(spec, target))
     formats = _Formats(GrammarCompiler(tokenizer, target.vocab_size, target.eos_token_ids))
     requests, num_skipped = _job_requests(spec, source, tokenizer, target.max_model_len, formats.compile)
     drafters = builder.drafters(spec, config, target, tokenizer, with_own=False)

@@ -109,7 +109,7 @@ class ModelBuilder(Builder):
         if "search_path" in policy.kwargs:
             raise ConfigError("speculation.policy: unknown key search_path")
         try:
-            kwargs = with_costs(policy.kwargs, profile_identity(spec))
+            kwargs = with_costs(policy.name, policy.kwargs, profile_identity(spec))
             made = make_policy(policy.name, search_path=self._policy_folder, **kwargs)
             return make_policy("never") if spec.speculation.method == "none" else made
         except PolicyError as exc:
@@ -142,7 +142,8 @@ class ModelBuilder(Builder):
 
         config = engine_config(spec)
         target = Target.load(self.checkpoint(spec), config)
-        with_costs(spec.speculation.policy.kwargs, profile_identity(spec, target))  # only now is the device known
+        policy_spec = spec.speculation.policy
+        with_costs(policy_spec.name, policy_spec.kwargs, profile_identity(spec, target))  # only now is the device known
         # Once more: only now it is known whether the model ends its outputs at all.
         check_job_format(spec, GrammarCompiler(tokenizer, target.vocab_size, target.eos_token_ids).compile)
         drafter = self.drafters(spec, config, target, tokenizer).make()

@@ -334,11 +334,13 @@ def calibrate(
     from .build import ModelBuilder
     from .calibrate import parse_lengths, run_calibration
     from .contender import parse_batches
+    from .profile import check_place
 
     limit = [f"input.limit={rows}"] if rows is not None else []
     spec = session.spec = JobSpec.load(job_file, [*overrides, *limit])
     sizes = None if batches is None else parse_batches(batches)
     drafts = None if lengths is None else parse_lengths(lengths)
+    check_place(save)
     calibration = run_calibration(spec, sizes, drafts, steps, ModelBuilder(job_file.parent, _complain), _complain)
     if is_json:
         _print_json(calibration.to_json())

@@ -48,7 +48,7 @@ class Contender:
     def policy(self) -> SpeculationPolicy:
         """A new policy, with nothing learned. Raises PolicyError."""
         name = NEVER if self.name == NONE else self.name
-        return make_policy(name, search_path=self.search_path, **with_costs(self.kwargs))
+        return make_policy(name, search_path=self.search_path, **with_costs(self.name, self.kwargs))
 
 
 def parse_contenders(text: str, spec: JobSpec, search_path: Path | None = None) -> list[Contender]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,18 +37,36 @@ def profile_identity(spec: JobSpec, target: Target | None = None) -> dict[str, s
         **{library: versions[library] for library in LIBRARIES if library in versions},
     }
     if target is not None:
-        identity |= {"device": str(target.device), "dtype": str(target.dtype).removeprefix("torch.")}
+        identity |= {"device": target.device_name, "dtype": str(target.dtype).removeprefix("torch.")}
     return identity
 
 
 def write_profile(path: Path, identity: Mapping[str, str], costs: CostModel, facts: Mapping[str, Any]) -> None:
-    """Save a profile. Raises OutputError."""
+    """Save a profile, whole or not at all. Raises OutputError."""
     content = {"version": VERSION, "identity": dict(identity), "cost_model": costs.to_json(), **facts}
+    with _placing(path) as beside:
+        beside.write_text(json.dumps(content) + "\n", encoding="utf-8")
+        os.replace(beside, path)
+
+
+def check_place(path: Path) -> None:
+    """Raises OutputError where write_profile would, before minutes are spent on measuring."""
+    with _placing(path) as beside:
+        beside.touch()
+
+
+@contextmanager
+def _placing(path: Path) -> Iterator[Path]:
+    """A file beside the path, gone afterwards unless it was renamed."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(content) + "\n", encoding="utf-8")
+        yield beside
     except OSError as exc:
         raise OutputError(f"{path}: {exc.strerror or exc}; choose another place with --save") from exc
+    finally:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
 
 
 def read_profile(path: Path, identity: Mapping[str, str]) -> dict[str, Any]:
@@ -77,11 +97,11 @@ def read_profile(path: Path, identity: Mapping[str, str]) -> dict[str, Any]:
     return costs
 
 
-def with_costs(kwargs: Mapping[str, Any], identity: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """A policy's keys with `profile`, where it is a path, replaced by what the file holds; errors as read_profile.
+def with_costs(name: str, kwargs: Mapping[str, Any], identity: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """A policy's keys, goodput's `profile` replaced by what the file of that path holds; errors as read_profile.
 
     identity: what the profile must be of; None: not checked.
     """
-    if not isinstance(path := kwargs.get("profile"), str):
+    if name != "goodput" or not isinstance(path := kwargs.get("profile"), str):
         return dict(kwargs)
     return {**kwargs, "profile": read_profile(Path(path), identity or {})}

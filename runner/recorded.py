@@ -42,7 +42,7 @@ MAX_BLOCKS = 1_000_000
 """Largest KV cache whose size a share of it still tells exactly."""
 NUMBERS = (
     *("attempt", "num_running", "num_prefill_tokens", "num_batched_tokens", "num_context_tokens", "num_drafts"),
-    *("num_proposed_tokens", "num_draft_tokens", "max_draft_len", "num_accepted_tokens", "num_generation_tokens"),
+    *("num_draft_tokens", "max_draft_len", "num_accepted_tokens", "num_generation_tokens"),
     *("num_preemptions", "kv_usage", "policy_s", "draft_s", "verify_s", "other_s"),
 )
 """Columns of metrics/steps that are read; those that an older recording lacks are 0."""
@@ -74,10 +74,14 @@ class Steps:
 
     def num_kv_blocks(self) -> int | None:
         """Blocks of the KV cache: the smallest number of which every recorded usage is a whole share; None where no
-        share was recorded. Of the last attempt, since each sizes its cache anew."""
-        usage = np.unique(self["kv_usage"][self["attempt"] == self["attempt"].max(initial=0)])
+        share was recorded. Of the attempt with the most steps, since each sizes its cache anew and a short one shows
+        few shares."""
+        attempts, counts = np.unique(self["attempt"], return_counts=True)
+        if not len(attempts):
+            return None
+        usage = np.unique(self["kv_usage"][self["attempt"] == attempts[counts.argmax()]]).tolist()
         blocks = 1
-        for share in usage[(usage > 0) & (usage < 1)].tolist():
+        for share in [share for share in usage if 0 < share < 1]:
             blocks = lcm(blocks, Fraction(share).limit_denominator(MAX_BLOCKS).denominator)
             if blocks > MAX_BLOCKS:
                 return None
@@ -140,6 +144,8 @@ class Recording:
         for part in job.parts:
             ends |= _read_rows(output, part, has_token_ids, outputs, num_prompt_tokens)
         facts = has_token_ids, num_prompt_tokens, frozenset(ends), job.counts.num_failed
+        if not outputs:
+            raise ConfigError(f"{output.location}: no row has an output to replay; see its errors.jsonl")
         return cls(spec, output.location, shards, outputs, *facts)
 
     def rows(self, shard: RecordedShard, builder: Builder, max_model_len: int) -> JobRows:
@@ -256,14 +262,18 @@ def _read_steps(output: OutputFolder) -> dict[int, Steps]:
 
 
 def _steps(table: pa.Table) -> Steps:
+    """Columns that an older version did not write, for some parts or all, are 0; of uniform drafts the longest is the
+    mean."""
     table = table.sort_by([("attempt", "ascending"), ("step", "ascending")])
     num = table.num_rows
     columns = {
-        name: table.column(name).to_numpy().astype(np.float64) if name in table.column_names else np.zeros(num)
+        name: np.nan_to_num(table.column(name).to_numpy().astype(np.float64))
+        if name in table.column_names
+        else np.zeros(num)
         for name in NUMBERS
     }
-    if "max_draft_len" not in table.column_names:  # of uniform drafts it is the mean length
-        columns["max_draft_len"] = np.ceil(columns["num_draft_tokens"] / np.maximum(columns["num_drafts"], 1))
+    mean = np.ceil(columns["num_draft_tokens"] / np.maximum(columns["num_drafts"], 1))
+    columns["max_draft_len"] = np.maximum(columns["max_draft_len"], mean)
     return Steps(columns)
 
 

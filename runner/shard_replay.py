@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 from ..engine.checkpoint import Checkpoint
 from ..engine.config import EngineConfig
 from ..engine.trace import EngineStats, StepRecord
+from ..jobs.errors import ConfigError
 from ..jobs.spec import JobSpec
 from ..jobs.speculation import DRAFT_MODEL_METHODS
 from .build import Builder, engine_config
@@ -64,7 +65,9 @@ class ShardReplay:
         target, config = replay_target(
             spec, str(shard.report.get("device") or "cpu"), builder.max_model_len(spec) or longest
         )
-        config = replace(config, num_kv_blocks=steps.num_kv_blocks() or config.num_kv_blocks)
+        num_blocks = steps.num_kv_blocks()
+        if num_blocks and num_blocks * config.block_size >= longest:
+            config = replace(config, num_kv_blocks=num_blocks)
         tokenizer = builder.tokenizer(spec)
         loader = DrafterLoader(spec, config, cast("Target", target), tokenizer, _no_draft_model, warn, with_own=False)
 
@@ -111,8 +114,12 @@ class ShardReplay:
                 unseen_s += record.verify_s + record.draft_s
 
         engine.on_step = on_step
-        for _ in engine.run(self.rows.fresh(self.with_grammars)):
-            pass
+        for output in engine.run(self.rows.fresh(self.with_grammars)):
+            if output.error is not None:
+                raise ConfigError(
+                    f"row {output.request_id} cannot be replayed ({output.error}); the recorded steps do not tell how "
+                    "large the KV cache was: run the job again without a retry"
+                )
         is_measured = drafting_s > 0 and engine.costs.draft_s(1, 1) is None
         return ReplayedShard(engine.stats, unseen_s, is_measured)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,12 +76,18 @@ def simulate_job(
 
     Encodes the prompts and loads no weights. Raises JobError or ModelError, whose text is one line with the mend.
     """
+    if (other := next((c for c in contenders if c.method is not None), None)) is not None:
+        raise click.BadParameter(
+            f"{other.label!r}: before a job has run all drafts are as good as was assumed; leave the method out, or "
+            "choose another with --set speculation.method=...",
+            param_hint="--policies",
+        )
     costs, cost_text = _costs(spec, builder, assumed)
     replay = _replay(spec, builder, assumed, costs)
     runs = []
     for contender in contenders:
         progress(f"simulating {contender.label}")
-        part = replay.run(replace(contender, method=None))  # however they are made, drafts are as good as was assumed
+        part = replay.run(contender)
         runs.append(SimulatedRun.of(contender.label, [part.stats]))
     if replay.method != NONE:
         progress(f"simulating the {ORACLE}")

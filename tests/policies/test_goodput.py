@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from specrun.policies import Proposals, StepFeedback, StepState, make_policy
+from specrun.policies.catch_up import CatchUp
 from specrun.policies.harm_guard import BLOCK_STEPS, HarmGuard
 from specrun.policies.probes import Probes
 from specrun.policies.simulator.acceptance_process import Acceptance
@@ -153,6 +154,47 @@ def test_probes_are_paid_for():
             probes.spend(1.0)
         probes.earn(1.0)
     assert 15 <= num_probes <= 25
+
+
+def test_a_probe_that_hiccups_is_not_the_last():
+    probes = Probes()
+    probes.earn(0.02)
+    probes.spend(5.0)
+    due = 0
+    for _ in range(2500):
+        due += probes.is_due(is_urgent=False)
+        probes.earn(0.02)
+    assert due > 0
+
+
+def test_a_drafter_falls_behind_though_the_clock_is_never_at_zero(make_state):
+    """A step that drafts nothing takes some microseconds of the drafting lap."""
+    catch_up, none = CatchUp(), np.zeros(2, np.int32)
+
+    def step(context, budgets):
+        state = replace(make_state(num_running=2), context_lens=np.full(2, context, np.int32))
+        feedback = StepFeedback(state, none, none, none, none, none + 1, 2, 3e-6, 0.02, 0.001)
+        return catch_up.observe(feedback, budgets)
+
+    assert step(100, none + 1) == 200
+    for context in range(101, 150):
+        step(context, None)
+    assert step(150, none + 1) == 100
+
+
+def test_no_confidence_is_no_harm(make_state):
+    """A survival that is no number, at every step."""
+    policy, state = make_policy("goodput"), make_state(num_running=4)
+    for step in range(30):
+        now = replace(state, step=step)
+        budgets = policy.decide(now).num_draft_tokens
+        survival = np.full((4, 5), np.nan, np.float32)
+        verified = policy.trim(Proposals(now, budgets, budgets, survival)) if budgets.any() else budgets
+        rows = 4 + int(verified.sum())
+        policy.observe(
+            StepFeedback(now, budgets, verified, 0 * budgets, 0 * budgets, 0 * budgets + 1, rows, 0, 0.01, 0)
+        )
+    assert np.isfinite(list(policy.facts().values())).all()
 
 
 def test_profile_of_another_kind_is_refused():

@@ -27,7 +27,7 @@ def profile(tmp_path, make_state):
 
 
 def test_goodput_begins_with_what_the_profile_says(profile):
-    policy = make_policy("goodput", **with_costs({"profile": str(profile)}, IDENTITY))
+    policy = make_policy("goodput", **with_costs("goodput", {"profile": str(profile)}, IDENTITY))
     assert isinstance(policy, Goodput)
     assert float(policy.cost.step_s(4, 4, 400, 0)) == pytest.approx(0.021, rel=0.02)
 
@@ -36,22 +36,22 @@ def test_a_profile_of_another_model_is_refused(profile):
     with pytest.raises(
         ConfigError, match=r"profile\.json was measured with another model: 'sha256:aa', this job has 'b'"
     ):
-        with_costs({"profile": str(profile)}, {"model": "b"})
+        with_costs("goodput", {"profile": str(profile)}, {"model": "b"})
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"version": 1}', '{"version": 99, "identity": {}, "cost_model": {}}'])
 def test_what_is_no_profile_is_refused(tmp_path, content):
     (tmp_path / "p.json").write_text(content)
     with pytest.raises(ConfigError, match=r"is no profile of this version .* save one with specrun calibrate"):
-        with_costs({"profile": str(tmp_path / "p.json")}, IDENTITY)
+        with_costs("goodput", {"profile": str(tmp_path / "p.json")}, IDENTITY)
 
 
 def test_a_profile_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"gone\.json: No such file or directory"):
-        with_costs({"profile": str(tmp_path / "gone.json")})
+        with_costs("goodput", {"profile": str(tmp_path / "gone.json")})
 
 
 def test_other_keys_stay(profile):
-    keys = with_costs({"num_draft_tokens": 3}, IDENTITY)
+    keys = with_costs("goodput", {"num_draft_tokens": 3}, IDENTITY)
     assert keys == {"num_draft_tokens": 3}
     assert json.loads(profile.read_text())["identity"] == IDENTITY
