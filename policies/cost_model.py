@@ -215,7 +215,7 @@ class CostModel:
             covariance += np.multiply.outer(off * weight, off)
         self._scales = (max(num_requests, 8.0), max(num_context, 256.0), 1.0, 256.0)
         row_s = seconds / (rows + free)
-        spreads = np.array([0.1 * seconds, 0.3 * seconds, 0.15 * row_s * free, 0.3 * row_s * self._scales[3]])
+        spreads = np.array([0.1 * seconds, 0.3 * seconds, 0.5 * row_s * free, 0.3 * row_s * self._scales[3]])
         size = len(at) + NUM_SLOPES
         whole = np.zeros((size, size))
         whole[: len(at), : len(at)] = covariance

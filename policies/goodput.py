@@ -24,7 +24,8 @@ QUORUM = 0.25
 """While on, more than this share of the requests are drafted for in every step: a batch that would rather not for a
 moment is not worth a change of everything that goes with it, unless the step would lose too much by it."""
 PLAN_STEPS, MANY_REQUESTS = 4, 64
-"""With so many requests a plan is made in every fourth step only, and what it found stands for the steps between,"""
+"""With so many requests, once things have settled, a plan is made in every fourth step only and stands for those
+between,"""
 SAME_ROWS = 0.02
 """unless the rows, prefill included, change by more than this share."""
 ENOUGH_GRADED = 32
@@ -58,7 +59,8 @@ class Goodput(SpeculationPolicy):
         self._steps: deque[PricedStep] = deque()
         self._num_graded = 0
         self._usual = 0.0
-        self._age, self._planned_rows, self._rung = PLAN_STEPS, 0, BINS
+        self._age, self._planned_rows, self._rung = 0, 0, BINS
+        self._stood = 1
         self._by_slot = np.zeros(0, np.int32)
         self._measured_s = self._predicted_off_s = 0.0
 
@@ -86,7 +88,8 @@ class Goodput(SpeculationPolicy):
         gain = f"gain {self._switch.gain:+.0%}"
         if not self._switch.is_on or self._guard.blocks(_tier(state)):
             return self._look(step, longest, f"off: {gain}")
-        if self._probes.is_reference(self._switch.gain, state.num_prefill_tokens > 0):
+        is_large = state.num_running * longest > CAUTIOUS_ROWS
+        if self._probes.is_reference(self._switch.gain, state.num_prefill_tokens > 0, is_large):
             return SpecDecision(np.zeros(state.num_running, np.int32), "plain step, to measure", stand_by=False)
         if not step.is_free and self._is_cautious(int(budgets.sum())):
             return self._look(step, longest, "few drafts graded")
@@ -172,8 +175,10 @@ class Goodput(SpeculationPolicy):
         rows = state.num_running + state.num_prefill_tokens
         self._age += 1
         is_same = abs(rows - self._planned_rows) <= SAME_ROWS * rows and int(state.slots.max()) < len(self._by_slot)
-        if self._age < PLAN_STEPS and is_same and state.num_running >= MANY_REQUESTS:
+        is_settled = self._switch.is_settled and state.num_running >= MANY_REQUESTS
+        if self._age < PLAN_STEPS and is_same and is_settled:
             return False
+        self._stood = min(self._age, PLAN_STEPS)
         self._age, self._planned_rows, self._rung = 0, rows, BINS
         return True
 
@@ -200,7 +205,7 @@ class Goodput(SpeculationPolicy):
         best = ladder.best(seconds, step.token_s, min(quorum, BINS - 1), edges)
         gain = step.gain_of(best) if step.plain_s else self._switch.gain
         if is_plan:
-            self._switch.see(gain)
+            self._switch.see(gain, self._stood)
         return ladder.best(seconds, step.token_s, 0, edges) if self._switch.leaves_out(gain) else best
 
     def _cut(self, step: PricedStep, ladder: Ladder, proposals: Proposals) -> Int32:
@@ -227,7 +232,8 @@ class Goodput(SpeculationPolicy):
         if self._probes.is_due(is_urgent=self._num_graded < ENOUGH_GRADED):
             if (budgets := self._try(step, longest)) is not None:
                 return SpecDecision(budgets, f"{why}, trying a length", stand_by=False)
-            return SpecDecision(self._probes.budgets(step.state), f"{why}, probe", stand_by=False)
+            budgets = self._probes.budgets(step.state, self._prices.num_affordable(step))
+            return SpecDecision(budgets, f"{why}, probe", stand_by=False)
         return SpecDecision(np.zeros(step.state.num_running, np.int32), why, stand_by=False)
 
     def _try(self, step: PricedStep, longest: int) -> Int32 | None:

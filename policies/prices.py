@@ -21,6 +21,8 @@ MOST_HOPE = 0.5
 """Share of a step's predicted seconds that may be put down to not knowing better."""
 LEAST_SHARE = 0.2
 """Of a plain step, that any step takes at least: the difference of two predictions may be anything."""
+READING = 0.1
+"""Share of a plain step that a probe's requests may take to be read."""
 FREE = 0.01
 """A drafter that takes less than this share of a step costs nothing."""
 
@@ -125,6 +127,14 @@ class Prices:
         place = (state.num_running, step.num_context_tokens, state.num_prefill_tokens)
         hope = 1 - np.minimum(self.cost.doubt(draft_rows + plain_rows, plain_rows, *place), MOST_HOPE)
         return np.asarray(self.seconds(step, draft_s, draft_rows) * hope)
+
+    def num_affordable(self, step: PricedStep) -> int:
+        """Requests whose tokens the drafter can read, if it has seen none, in a small part of a plain step; 1 before it
+        was ever asked."""
+        if not self._num_asked:
+            return 1
+        each_s = self.cost.read_s(step.num_context_tokens / step.state.num_running)
+        return max(1, int(min(READING * step.plain_s / max(each_s, 1e-9), step.state.num_running)))
 
     def asking_s(self, ladder: Ladder) -> Float64:
         """[64] seconds of drafting down to each rung of a plan, the prompts included that the drafter would read."""

@@ -31,8 +31,8 @@ SURPRISE = 0.3
 REFERENCE_EVERY = 256
 """Steps between plain steps where the gain is small and a mistake is likely, and four times as many elsewhere."""
 CLEAR_GAIN = 0.3
-FIRST_REFERENCE = 16
-"""Speculating steps before the first plain one."""
+FIRST_REFERENCE, SOON = 16, 2
+"""Speculating steps before the first plain one, and in a large batch, where a mistake is dear."""
 
 
 class Probes:
@@ -94,10 +94,12 @@ class Probes:
             self._back_off = min(2 * self._back_off, MOST_BACK_OFF)
             self._num_graded, self._num_accepted = self._num_graded / 2, self._num_accepted / 2
 
-    def is_reference(self, gain: float, has_prefill: bool) -> bool:
+    def is_reference(self, gain: float, has_prefill: bool, is_large: bool) -> bool:
         """Whether a speculating step should be plain, so that the cost of plain decoding is known; counts the step."""
         self._steps_since_plain += 1
-        wait = REFERENCE_EVERY * (4 if gain > CLEAR_GAIN else 1) if self._has_reference else FIRST_REFERENCE
+        wait = REFERENCE_EVERY * (4 if gain > CLEAR_GAIN else 1)
+        if not self._has_reference:
+            wait = SOON if is_large and not has_prefill else FIRST_REFERENCE
         if self._steps_since_plain < (2 * wait if has_prefill else wait):
             return False
         self._steps_since_plain, self._has_reference = 0, True
@@ -107,9 +109,9 @@ class Probes:
         """A step without drafts and prefill ran anyhow."""
         self._steps_since_plain, self._has_reference = 0, True
 
-    def budgets(self, state: StepState) -> Int32:
-        """[R] a draft token for each of a few requests: those of which least is known."""
-        count = min(max(1, state.num_running // PROBE_SHARE), MOST_PROBED)
+    def budgets(self, state: StepState, most: int) -> Int32:
+        """[R] a draft token for each of a few requests, `most` at most: those of which least is known."""
+        count = min(max(1, state.num_running // PROBE_SHARE), MOST_PROBED, most)
         budgets = np.zeros(state.num_running, np.int32)
         budgets[np.argpartition(state.num_draft_tokens, count - 1)[:count]] = 1
         return budgets
