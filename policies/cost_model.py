@@ -40,9 +40,10 @@ LOADED_DOUBT = 0.2
 class CostModel:
     """Predicts seconds of a step before it runs; corrected by every step. Memory is bounded; O(d^2) a step, d ~ 40.
 
-    seconds(n, R, context, P) = f(n) + a R + b context + c P + d [n > R + P], with f a straight line between knots in
-    the rows n of the forward pass, and d what it takes that there are drafts at all, so that requests have unequal
-    numbers of rows. Where the pass is padded, n is first padded too, and the knots are the padded sizes: a staircase.
+    seconds(n, R, context, P) = f(n) + (a + d [n > R + P]) R + b context + c P, with f a straight line between knots in
+    the rows n of the forward pass, and d what it takes for each request that there are drafts at all, so that requests
+    have unequal numbers of rows. Where the pass is padded, n is first padded too, and the knots are the padded sizes: a
+    staircase.
     Drafting is fitted apart, for each kind of drafter: [1, m, K, m K, catch-up tokens], m requests drafted for, at
     most K tokens each.
     """
@@ -90,7 +91,7 @@ class CostModel:
         a, b, d, c = self._slopes
         line: Float64 = np.interp(rows, self._line_at, self._line)
         has_drafts = np.asarray(num_rows) > num_requests + num_prefill_tokens
-        rest = a * num_requests + b * num_context_tokens + c * num_prefill_tokens + d * has_drafts
+        rest = (a + d * has_drafts) * num_requests + b * num_context_tokens + c * num_prefill_tokens
         return np.asarray(np.maximum(line + rest, 0.1 * line))
 
     def draft_s(self, num_drafting: Any, longest: Any) -> Any:
@@ -123,7 +124,8 @@ class CostModel:
         x = np.zeros((len(rows), len(self._fit.theta)))
         x[:, : len(self._knots)] = self._hats(rows)
         x[:, len(self._knots) :] = self._amounts(0, num_requests, num_context_tokens, num_prefill_tokens)
-        x[:-1, len(self._knots) + 2] = np.asarray(num_rows) > num_requests + num_prefill_tokens
+        has_drafts = np.asarray(num_rows) > num_requests + num_prefill_tokens
+        x[:-1, len(self._knots) + 2] = has_drafts * (num_requests / self._scales[0])
         x /= np.maximum(x @ self._fit.theta, 1e-12)[:, None]
         x -= x[-1].copy()
         return np.asarray(np.sqrt(np.maximum(((x @ self._fit.covariance) * x).sum(1)[:-1], 0.0)))
@@ -213,7 +215,7 @@ class CostModel:
         for free_rows, weight in SHAPES:
             off = seconds * (at + free_rows) / (rows + free_rows) - level
             covariance += np.multiply.outer(off * weight, off)
-        self._scales = (max(num_requests, 8.0), max(num_context, 256.0), 1.0, 256.0)
+        self._scales = (max(num_requests, 8.0), max(num_context, 256.0), max(num_requests, 8.0), 256.0)
         row_s = seconds / (rows + free)
         spreads = np.array([0.1 * seconds, 0.3 * seconds, 0.5 * row_s * free, 0.3 * row_s * self._scales[3]])
         size = len(at) + NUM_SLOPES
@@ -228,7 +230,8 @@ class CostModel:
     def _amounts(self, rows: int, num_requests: int, num_context: float, num_prefill: int) -> tuple[float, ...]:
         """What the slopes apply to, in their units."""
         a, b, _, c = self._scales
-        return num_requests / a, num_context / b, float(rows > num_requests + num_prefill), num_prefill / c
+        has_drafts = rows > num_requests + num_prefill
+        return num_requests / a, num_context / b, has_drafts * num_requests / a, num_prefill / c
 
     def _look(self, rows: int) -> tuple[int, float]:
         """Count a look at this size; gives the knot at or below it, and the share of the way to the next."""
@@ -259,7 +262,10 @@ class CostModel:
         size = len(self._knots)
         self._slopes = [t / s for t, s in zip(self._fit.theta[size:].tolist(), self._scales, strict=True)]
         line = self._fit.theta[:size]
-        line = np.where(self._looks >= 3, line, np.maximum(line, 0.9 * np.maximum.accumulate(line)))
+        is_seen = self._looks >= 3
+        # What was hardly looked at costs hardly less than fewer rows, and no more than more rows that are known.
+        known = np.minimum.accumulate(np.where(is_seen, line, np.inf)[::-1])[::-1]
+        line = np.where(is_seen, line, np.minimum(np.maximum(line, 0.9 * np.maximum.accumulate(line)), known))
         slope = max(float(line[-1] - line[-2]), 0.0) / (self._knots[-1] - self._knots[-2])
         return np.append(line, line[-1] + slope * (self._line_at[-1] - self._line_at[-2]))
 

@@ -44,7 +44,7 @@ class Probes:
         self._back_off = 1
         self._num_graded = self._num_accepted = 0.0
         self._steps_since_plain = self._steps_since_stretch = 0
-        self._has_reference = False
+        self._has_reference = self._is_repeated = False
         self._steps_to_trial = self._trial_wait = TRIAL_EVERY
         self._offset = 0
 
@@ -96,6 +96,9 @@ class Probes:
 
     def is_reference(self, gain: float, has_prefill: bool, is_large: bool) -> bool:
         """Whether a speculating step should be plain, so that the cost of plain decoding is known; counts the step."""
+        if self._is_repeated:
+            self._is_repeated = False
+            return True
         self._steps_since_plain += 1
         wait = REFERENCE_EVERY * (4 if gain > CLEAR_GAIN else 1)
         if not self._has_reference:
@@ -103,6 +106,7 @@ class Probes:
         if self._steps_since_plain < (2 * wait if has_prefill else wait):
             return False
         self._steps_since_plain, self._has_reference = 0, True
+        self._is_repeated = True  # one odd step proves nothing
         return True
 
     def plain_step(self) -> None:
