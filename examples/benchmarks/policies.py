@@ -32,6 +32,7 @@ from specrun.policies.registry import POLICIES
 from specrun.policies.simulator import Oracle, Workload, simulate
 from specrun.policies.simulator.rivals import RIVALS
 from specrun.policies.simulator.suite import CASES, DEVELOPMENT_SEEDS, HELD_OUT_SEEDS, SURFACES
+from specrun.policies.simulator.surface import STEP_COSTS
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = Path(__file__).parent / "policies.md"
@@ -218,7 +219,14 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--cells", type=Path, default=ROOT / "out" / "policy_cells.jsonl")
     parser.add_argument("--table", action="store_true", help="run nothing: judge what is in the file, old or new")
     parser.add_argument("--write", action="store_true", help="put the result into policies.md")
+    parser.add_argument("--data", type=Path, help="folder of the measured step costs, step_cost_*.csv")
     options = parser.parse_args(arguments)
+    if options.data is not None:
+        if not list(options.data.glob("step_cost_*.csv")):
+            parser.error(f"--data: no step_cost_*.csv in {options.data}")
+        os.environ[STEP_COSTS] = str(options.data)
+    elif options.write and STEP_COSTS not in os.environ:
+        parser.error("--write is for measured step costs: name their folder with --data")
     seeds = DEVELOPMENT_SEEDS if options.dev else HELD_OUT_SEEDS
     workloads = [name for name, case in CASES.items() if not (options.dev and case.is_held_out)]
     options.seeds = options.seeds or list(DEVELOPMENT_SEEDS[:1] if options.quick else seeds)

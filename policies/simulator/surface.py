@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +15,10 @@ from numpy.typing import ArrayLike, NDArray
 from ..base import Int32, Int64
 
 Float64 = NDArray[np.float64]
-DATA = Path(__file__).parent / "data"
+STEP_COSTS = "SPECRUN_STEP_COSTS"
+"""Environment variable: the folder of measured step costs, CSV files of num_tokens and dense_ms."""
+TILE = 64
+"""Rows of a tile of a matrix product, in a stand-in for measured costs."""
 GRAPH_SIZES = np.array([1, 2, 4, *range(8, 257, 8), *range(272, 513, 16)], dtype=np.int32)
 """Row counts for which vLLM captures CUDA graphs by default."""
 NO_GRAPHS = np.zeros(0, np.int32)
@@ -193,14 +197,24 @@ class CsvSurface(CostSurface):
 
 def h100(**constants: object) -> CsvSurface:
     """Llama-2-7B's dense layers on an H100 (bf16, 2.6 TB/s and 600 Tflop/s reached), its vocabulary of 32,000, and the
-    KV of a grouped-query model of that size (128 KiB a token, as Llama-3-8B; its own would be four times that)."""
-    return CsvSurface.read(DATA / "step_cost_h100_llama2_7b.csv", **({"vocabulary": 32000} | constants))
+    KV of a grouped-query model of that size (128 KiB a token, as Llama-3-8B; its own would be four times that).
+
+    Measured where STEP_COSTS names a folder with step_cost_h100_llama2_7b.csv; a stand-in by the roofline elsewhere.
+    """
+    return _measured("step_cost_h100_llama2_7b.csv", "H100", {"vocabulary": 32000, **constants})
 
 
 def a100(**constants: object) -> CsvSurface:
-    """Llama-3-8B on an A100 (bf16, 1.3 TB/s and 220 Tflop/s reached, 128 KiB of KV a token)."""
+    """Llama-3-8B on an A100 (bf16, 1.3 TB/s and 220 Tflop/s reached, 128 KiB of KV a token); as h100, from
+    step_cost_a100_llama3_8b.csv."""
     reached = {"bandwidth": 1.3e12, "flops": 2.2e14, "eager_s": 0.02}
-    return CsvSurface.read(DATA / "step_cost_a100_llama3_8b.csv", **(reached | constants))
+    return _measured("step_cost_a100_llama3_8b.csv", "A100", {**reached, **constants})
+
+
+def _measured(file: str, gpu: str, constants: Mapping[str, object]) -> CsvSurface:
+    if folder := os.environ.get(STEP_COSTS):
+        return CsvSurface.read(Path(folder) / file, **constants)
+    return replace(roofline(gpu, stairs=TILE), **constants)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -222,17 +236,26 @@ REACHED_BANDWIDTH, REACHED_FLOPS = 0.77, 0.6
 """Shares of the data sheet that kernels reach: 2.6 of 3.35 TB/s on an H100, and what cuBLAS does on large products."""
 
 
-def roofline(gpu: str, num_params: float = 7e9, bytes_per_param: float = 2.0, **constants: object) -> CsvSurface:
+def roofline(
+    gpu: str, num_params: float = 7e9, bytes_per_param: float = 2.0, stairs: int = 0, **constants: object
+) -> CsvSurface:
     """Dense layers by the roofline of a named GPU: the larger of weights / bandwidth and 2 * num_params * rows / flops.
 
-    num_params: of the layers, without embeddings. Raises ValueError for an unknown GPU.
+    num_params: of the layers, without embeddings. stairs: if not 0, rows are computed in tiles of so many, which all
+    cost the same, and the corner is round, as measured ones are: the root of the sum of the squares. Raises ValueError
+    for an unknown GPU.
     """
     if gpu not in GPUS:
         raise ValueError(f"gpu must be one of {', '.join(GPUS)}, got {gpu!r}")
     bandwidth, flops = GPUS[gpu].bandwidth * REACHED_BANDWIDTH, GPUS[gpu].flops * REACHED_FLOPS
     corner = bytes_per_param * flops / (2 * bandwidth)  # rows from which on compute takes longer than the weights
     rows = np.array([1.0, corner, 2 * corner, 16 * corner])
-    dense_s = np.maximum(num_params * bytes_per_param / bandwidth, 2 * num_params * rows / flops)
+    if stairs:
+        ends = np.arange(stairs, 16 * corner, stairs, dtype=np.float64)
+        rows = np.stack([ends - stairs + 1, ends], axis=1).ravel()
+    computed = np.ceil(rows / stairs) * stairs if stairs else rows
+    weights_s, compute_s = num_params * bytes_per_param / bandwidth, 2 * num_params * computed / flops
+    dense_s = np.hypot(weights_s, compute_s) if stairs else np.maximum(weights_s, compute_s)
     reached: dict[str, object] = {"bandwidth": bandwidth, "flops": flops}
     return replace(CsvSurface(rows, dense_s), **(reached | constants))  # type: ignore[arg-type]
 

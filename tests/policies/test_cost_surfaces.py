@@ -27,11 +27,12 @@ def test_a_table_is_read_between_its_rows_and_goes_on_beyond():
 def test_what_the_tables_leave_out_is_added_by_the_formula():
     surface = h100(capture_sizes=np.zeros(0, np.int32))
     alone = float(surface.step_s(64, 64, 0, 0))
-    head = 4096 * 32000 * 2 / 2.6e12 + 64 * 12 * 32000 / 2.6e12
-    assert alone == pytest.approx(5.972e-3 + head + 6e-4 + 64 * 2e-6, rel=1e-6)
-    assert float(surface.step_s(64, 64, 100_000, 0)) - alone == pytest.approx(100_000 * 131072 / 2.6e12)
+    dense = float(np.interp(64, surface.rows, surface.dense_s))
+    head = (4096 * 32000 * 2 + 64 * 12 * 32000) / surface.bandwidth
+    assert alone == pytest.approx(dense + head + 6e-4 + 64 * 2e-6, rel=1e-6)
+    assert float(surface.step_s(64, 64, 100_000, 0)) - alone == pytest.approx(100_000 * 131072 / surface.bandwidth)
     # rows of a prefill have no logits
-    assert float(surface.step_s(64, 64, 0, 32)) == pytest.approx(alone - 32 * 12 * 32000 / 2.6e12)
+    assert float(surface.step_s(64, 64, 0, 32)) == pytest.approx(alone - 32 * 12 * 32000 / surface.bandwidth)
 
 
 @pytest.mark.parametrize("make", [h100, a100])
