@@ -1,4 +1,4 @@
-"""What the reference asks of each of A1 to A18, as far as a simulated run can answer it."""
+"""What each of A1 to A18 asks, as far as a simulated run can answer it."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def render(table: Table, contender: str) -> str:
         part = table.only(distorted)
         parts += ["### Drift of 15 % (A16a) and a cliff of 5 times (A16b): after the first 500 steps"]
         parts += [verdict_list(verdicts_of_the_rest(part, contender))]
-    parts += ["### What the reference asks of each workload", _each(table, contender)]
+    parts += ["### What each workload asks", _each(table, contender)]
     return "\n\n".join(parts)
 
 
