@@ -11,10 +11,6 @@ import click
 import pytest
 import torch
 import yaml
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specrun.engine.request import FinishReason, RequestOutput
 from specrun.jobs.errors import ConfigError, OutputError
@@ -26,6 +22,7 @@ from specrun.runner.cli import run_command
 from specrun.runner.comparison import BenchRun, Comparison, Fork, find_forks
 from specrun.runner.contender import Contender, orders, parse_batches, parse_contenders
 from specrun.runner.exit_codes import INTERNAL
+from tests.runner.word_models import save_word_model
 
 WORDS = [
     "the",
@@ -68,26 +65,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A llama that soon repeats itself, as random models do, so that n-gram drafts are accepted."""
-    folder = tmp_path_factory.mktemp("model")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=32,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    vocab = {word: token for token, word in enumerate(["<unk>", *WORDS])}
-    tokenizer = Tokenizer(WordLevel(vocab, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(folder)
-    return folder
+    return save_word_model(tmp_path_factory.mktemp("model"), WORDS)
 
 
 def write_job(folder: Path, model_folder: Path, rows: list[Any] | None = None, **sections: dict[str, Any]) -> Path:

@@ -9,10 +9,6 @@ import click
 import pytest
 import torch
 import yaml
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specrun.jobs.errors import ConfigError, OutputError
 from specrun.jobs.spec import JobSpec
@@ -22,6 +18,7 @@ from specrun.runner.calibrate import batch_sizes, draft_lengths, parse_lengths, 
 from specrun.runner.cli import run_command
 from specrun.runner.fingerprint import pin
 from specrun.runner.profile import profile_identity, read_profile, write_profile
+from tests.runner.word_models import save_word_model
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "that", "dog", "run", "far"]
 
@@ -36,25 +33,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A llama that soon repeats itself, as random models do, so that n-gram drafts are found."""
-    folder = tmp_path_factory.mktemp("model")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=32,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(["<unk>", *WORDS])}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(folder)
-    return folder
+    return save_word_model(tmp_path_factory.mktemp("model"), WORDS, size=1)
 
 
 def write_job(folder: Path, model_folder: Path, **sections: dict[str, Any]) -> Path:

@@ -12,10 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specrun.jobs.spec import JobSpec
 from specrun.policies.base import StepFeedback, StepState
@@ -26,6 +22,7 @@ from specrun.runner.retry import stored_job
 from specrun.runner.run import run_job
 from specrun.runner.simulate import all_contenders, simulate_recorded
 from specrun.runner.simulation_report import ORACLE, RECORDED, Simulation
+from tests.runner.word_models import save_word_model
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "that", "dog", "run", "far", "from", "here", "to"]
 COUNTERS = ("num_steps", "num_generation_tokens", "num_drafts", "num_draft_tokens", "num_accepted_tokens")
@@ -44,26 +41,7 @@ def one_thread() -> Any:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A llama that soon repeats itself, as random models do, so that n-gram drafts are accepted."""
-    folder = tmp_path_factory.mktemp("model")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=32,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        bos_token_id=None,
-        eos_token_id=7,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    vocab = {word: token for token, word in enumerate(["<unk>", *WORDS])}
-    tokenizer = Tokenizer(WordLevel(vocab, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(folder)
-    return folder
+    return save_word_model(tmp_path_factory.mktemp("model"), WORDS, eos_token_id=7)
 
 
 class Job:
