@@ -22,6 +22,8 @@ Array = np.ndarray[Any, Any]
 SHORT_QUERY = 8
 """Queries up to this many rows (a decode, a verification) are padded to one another: one more group costs every layer
 more than the few rows do."""
+SINGLES_WORTH = 16
+"""but so many that decode without drafts are a group of their own: beside drafts they would be padded."""
 SPLIT_WORTH = 64
 """KV blocks of padding that a further group must save: about what its own calls cost on a CPU."""
 
@@ -35,8 +37,8 @@ class AttentionGroup:
 
     query_rows: Tensor
     """[n, Q] row of each query in the flat batch, 0 where padded."""
-    is_query: Tensor | None
-    """[n, Q] false where padded; None when nothing is."""
+    picked: Tensor | None
+    """Index of each query that is not padding, of the n * Q; None when none is."""
     query_positions: Tensor
     """[n, Q] position of each query, 0 where padded."""
     blocks: Tensor
@@ -45,11 +47,12 @@ class AttentionGroup:
     """L = B * block_size."""
     is_whole: bool
     """Whether these are all rows of the batch, in order and without padding."""
-    _masks: dict[tuple[int | None, int | None], Tensor] = field(default_factory=dict)
+    _masks: dict[tuple[int | None, int | None, int], Tensor] = field(default_factory=dict)
 
-    def mask(self, window: int | None, chunk: int | None, dtype: torch.dtype) -> Tensor:
-        """[n, 1, Q, L] additive: 0 where a query may look, -inf elsewhere. Built once a step for each kind of layer."""
-        if (window, chunk) not in self._masks:
+    def mask(self, window: int | None, chunk: int | None, dtype: torch.dtype, repeats: int = 1) -> Tensor:
+        """[n, 1, repeats * Q, L] additive: 0 where a query may look, -inf elsewhere; its Q rows again and again. Built
+        once a step for each kind of layer."""
+        if (window, chunk, repeats) not in self._masks:
             query = self.query_positions[:, None, :, None]
             key = torch.arange(self.num_keys, device=query.device)
             hidden = key > query
@@ -58,8 +61,9 @@ class AttentionGroup:
             if chunk:
                 hidden |= torch.div(query, chunk, rounding_mode="floor") != key // chunk
             mask = torch.zeros(hidden.shape, dtype=dtype, device=query.device)
-            self._masks[window, chunk] = mask.masked_fill_(hidden, float("-inf"))
-        return self._masks[window, chunk]
+            mask.masked_fill_(hidden, float("-inf"))
+            self._masks[window, chunk, repeats] = mask.repeat(1, 1, repeats, 1) if repeats > 1 else mask
+        return self._masks[window, chunk, repeats]
 
 
 @dataclass(slots=True)
@@ -107,8 +111,10 @@ def build_groups(inputs: InputBatch, block_size: int, device: torch.device, by_r
 
 
 def _partition(lens: Array, num_blocks: Array) -> list[Array]:
-    """Members of each group: those that decode or verify together, prefill chunks by their magnitude."""
-    magnitude = np.where(lens <= SHORT_QUERY, 0, np.ceil(np.log2(lens)).astype(np.int64))
+    """Members of each group: those that decode, those that verify, prefill chunks by their magnitude."""
+    is_single = lens == 1
+    short = 0 if is_single.sum() < SINGLES_WORTH else np.where(is_single, 0, 1)
+    magnitude = np.where(lens <= SHORT_QUERY, short, np.ceil(np.log2(lens)).astype(np.int64))
     parts = [np.flatnonzero(magnitude == each) for each in np.unique(magnitude)]
     return [part[group] for part in parts for group in _alike(num_blocks[part], SPLIT_WORTH)]
 
@@ -154,7 +160,7 @@ def _pad_group(
 
     return AttentionGroup(
         query_rows=tensor(rows.astype(np.int64)),
-        is_query=None if is_query.all() else tensor(is_query),
+        picked=None if is_query.all() else tensor(np.flatnonzero(is_query)),
         query_positions=tensor(positions.astype(np.int64)),
         blocks=tensor(blocks.astype(np.int64)),
         num_keys=num_blocks * block_size,
@@ -188,22 +194,24 @@ def attend(
     rows = query[0].transpose(0, 1)  # [T, Hq, D]
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     out = rows.new_empty(rows.shape[0], query.shape[1], value.shape[-1])
+    num_sharing = query.shape[1] // key.shape[1]
     for group in specrun.groups:
         attended = _attend_group(
             _pick(rows, group).transpose(1, 2),
             _gather(keys, group),
             _gather(values, group),
-            group.mask(sliding_window, specrun.chunk_sizes[layer], query.dtype),
+            group.mask(sliding_window, specrun.chunk_sizes[layer], query.dtype, num_sharing),
             scale,
             softcap,
             s_aux,
         ).transpose(1, 2)  # [n, Q, Hq, Dv]
         if group.is_whole:
             return attended.flatten(0, 1)[None], None
-        if group.is_query is None:
-            out[group.query_rows.flatten()] = attended.flatten(0, 1)
+        attended = attended.flatten(0, 1)
+        if group.picked is None:
+            out.index_copy_(0, group.query_rows.flatten(), attended)
         else:
-            out[group.query_rows[group.is_query]] = attended[group.is_query]
+            out.index_copy_(0, group.query_rows.flatten()[group.picked], attended[group.picked])
     return out[None], None
 
 
@@ -221,17 +229,20 @@ def _gather(cache: Tensor, group: AttentionGroup) -> Tensor:
 def _attend_group(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, softcap: float | None, sinks: Tensor | None
 ) -> Tensor:
-    """[n, Hq, Q, Dv]. Fused where torch has it; spelled out for soft-capped scores and attention sinks."""
+    """[n, Hq, Q, Dv]. The g query heads that share a KV head attend as g Q queries of one head: a third or an eighth as
+    many small products, in which a few more queries cost little. Fused where torch has it; spelled out for soft-capped
+    scores and attention sinks."""
+    n, num_heads, num_queries, _ = query.shape
+    packed = query.reshape(n, key.shape[1], -1, query.shape[-1])  # [n, Hkv, g Q, D]
     if softcap is None and sinks is None:
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=True)
-    n, _, num_queries, _ = query.shape
-    grouped = query.reshape(n, key.shape[1], -1, num_queries, query.shape[-1])  # [n, Hkv, g, Q, D]
-    scores = (grouped @ key[:, :, None].transpose(-1, -2)) * scale
+        out = F.scaled_dot_product_attention(packed, key, value, attn_mask=mask, scale=scale)
+        return out.reshape(n, num_heads, num_queries, -1)
+    scores = (packed @ key.transpose(-1, -2)) * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    scores = scores + mask[:, :, None]
+    scores = scores + mask
     if sinks is not None:
-        sink = sinks.to(scores.dtype).view(1, key.shape[1], -1, 1, 1).expand(n, -1, -1, num_queries, 1)
-        scores = torch.cat([scores, sink], dim=-1)
+        sink = sinks.to(scores.dtype).view(1, key.shape[1], -1, 1).repeat_interleave(num_queries, dim=2)
+        scores = torch.cat([scores, sink.expand(n, -1, -1, -1)], dim=-1)
     weights = torch.softmax(scores, dim=-1)[..., : key.shape[2]]
-    return (weights @ value[:, :, None]).flatten(1, 2)
+    return (weights @ value).reshape(n, num_heads, num_queries, -1)

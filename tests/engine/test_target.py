@@ -118,7 +118,9 @@ def test_the_self_check_refuses_a_window_that_is_one_off(family, monkeypatch):
 
     right = AttentionGroup.mask
     monkeypatch.setattr(
-        AttentionGroup, "mask", lambda g, window, chunk, dtype: right(g, (window or 9) - 1, chunk, dtype)
+        AttentionGroup,
+        "mask",
+        lambda g, window, chunk, dtype, repeats: right(g, (window or 9) - 1, chunk, dtype, repeats),
     )
     with pytest.raises(ModelError, match="other logits"):
         Target(build_model(family), CPU)
