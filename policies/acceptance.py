@@ -63,6 +63,8 @@ class AcceptanceModel:
         self._num_steps = self._next_fold = self._next_score = 0
         self._num_folds = self._num_scored = self._last_count = 0
         self._first_error, self._first_trials = 0.0, 0.0
+        self.num_changes = 0
+        """Times that acceptance as a whole was found to have changed."""
         self._resize(1, 1)
 
     def expected(self, state: StepState, num_positions: int) -> tuple[Float64, Float64]:
@@ -108,12 +110,15 @@ class AcceptanceModel:
         sums: Float32 = logs @ self._running_sum[:width, :width]
         return np.exp(sums, out=sums)
 
-    def observe(self, proposals: Proposals | None, budgets: Int32, feedback: StepFeedback) -> None:
+    def observe(
+        self, proposals: Proposals | None, budgets: Int32, feedback: StepFeedback, is_rare: bool = False
+    ) -> None:
         """Learn what became of a step's drafts.
 
         proposals: as given to `trim`; None where the drafter was not asked or nothing is known of its confidence.
         budgets: [R] tokens that the drafter was asked for, at most max_draft_tokens. `Proposals.num_budgeted_tokens`
             goes before it, since it leaves out what a request could not have used.
+        is_rare: the next drafts may be long in coming, so these count at once.
         """
         budgets = budgets if proposals is None else proposals.num_budgeted_tokens
         self._num_steps += 1
@@ -125,7 +130,7 @@ class AcceptanceModel:
             if proposals is not None and self._num_steps >= self._next_score:
                 self._score(proposals, reached, passed)
             self._count(budgets, feedback.num_proposed_tokens, reached, passed)
-        if self._rates.has_news and self._num_steps >= self._next_fold:
+        if self._rates.has_news and (is_rare or self._num_steps >= self._next_fold):
             self._fold()
 
     def facts(self) -> dict[str, float]:
@@ -230,6 +235,7 @@ class AcceptanceModel:
     def _forget(self, changed: NDArray[np.bool_]) -> None:
         """Drop what hangs on rates that have changed. changed: [rows] of the groups, the pool's last."""
         if changed[-1]:
+            self.num_changes += 1
             self._confidence.forget()
             self._newcomer = 0.0
         if self._state is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .base import Int32, StepFeedback
+from .base import Int32, StepFeedback, StepState
 from .cost_model import stood_by
 
 
@@ -16,21 +16,27 @@ class CatchUp:
         self._held = np.zeros(0, np.int32)
         """[slots] tokens that the request in a slot held last."""
 
+    def behind(self, state: StepState) -> Int32:
+        """[R] tokens that the drafter would have to read of each request before it can draft for it."""
+        slots, context = state.slots, state.context_lens
+        if (top := int(slots.max(initial=-1)) + 1) > len(self._seen):
+            self._seen, self._held = (np.pad(a, (0, 2 * top - len(a))) for a in (self._seen, self._held))
+        behind = context - self._seen.take(slots)
+        is_other = context < self._held.take(slots)  # fewer tokens than before: another request
+        np.copyto(behind, context, where=is_other)
+        return behind
+
     def observe(self, feedback: StepFeedback, budgets: Int32 | None) -> float:
         """Follow a step; returns how many tokens the requests that were drafted for were behind. budgets: [R] drafts
         asked for; None: none."""
         slots, context = feedback.state.slots, feedback.state.context_lens
-        if (top := int(slots.max(initial=-1)) + 1) > len(self._seen):
-            self._seen, self._held = (np.pad(a, (0, 2 * top - len(a))) for a in (self._seen, self._held))
-        seen = self._seen.take(slots)
-        seen[context < self._held.take(slots)] = 0  # fewer tokens than before: another request
-        behind = 0.0
+        left, caught_up = self.behind(feedback.state), 0.0
         if budgets is not None:
             asked = budgets > 0
-            behind = float((context - seen) @ asked)
-            np.copyto(seen, context, where=asked)
+            caught_up = float(left @ asked)
+            left[asked] = 0
         elif stood_by(feedback):
-            seen = context
-        self._seen[slots] = seen
+            left[:] = 0
+        self._seen[slots] = context - left
         self._held[slots] = context
-        return behind
+        return caught_up

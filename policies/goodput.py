@@ -16,11 +16,11 @@ from .harm_guard import HarmGuard
 from .ladder import BINS, Float64, Ladder, Rung
 from .options import draft_length
 from .prices import PricedStep, Prices
-from .probes import Probes
+from .probes import HOPELESS, Probes
 from .surplus import Surplus
 from .switch import BIG_GAIN, Switch
 
-QUORUM = 0.25
+QUORUM = 0.125
 """While on, more than this share of the requests are drafted for in every step: a batch that would rather not for a
 moment is not worth a change of everything that goes with it, unless the step would lose too much by it."""
 PLAN_STEPS, MANY_REQUESTS = 4, 64
@@ -91,7 +91,7 @@ class Goodput(SpeculationPolicy):
         is_large = state.num_running * longest > CAUTIOUS_ROWS
         if self._probes.is_reference(self._switch.gain, state.num_prefill_tokens > 0, is_large):
             return SpecDecision(np.zeros(state.num_running, np.int32), "plain step, to measure", stand_by=False)
-        if not step.is_free and self._is_cautious(int(budgets.sum())):
+        if not step.is_free and (not self._prices.has_asked or self._is_cautious(int(budgets.sum()))):
             return self._look(step, longest, "few drafts graded")
         step.is_on = True
         if not step.is_free:
@@ -129,10 +129,13 @@ class Goodput(SpeculationPolicy):
             if not step.state.num_prefill_tokens:
                 self._probes.plain_step()
             return
-        self._acceptance.observe(proposals, proposals.num_budgeted_tokens, feedback)
+        num_changes, is_probe = self._acceptance.num_changes, not step.is_on and not step.is_free
+        self._acceptance.observe(proposals, proposals.num_budgeted_tokens, feedback, is_rare=is_probe)
+        if is_probe and self._acceptance.num_changes > num_changes:
+            self._switch.doubt()
         num_graded = int(np.count_nonzero(proposals.num_draft_tokens))
         self._num_graded += num_graded
-        if not step.is_on and not step.is_free:
+        if is_probe:
             rows = np.array([0.0, feedback.num_draft_tokens.sum()])
             plain_s, probe_s = self._prices.verify_s(step, rows).tolist()
             self._probes.spend(feedback.draft_s + probe_s - plain_s)
@@ -229,10 +232,11 @@ class Goodput(SpeculationPolicy):
         """A probe where one is due; a drafter that costs nothing is watched in every step."""
         if step.is_free:
             return SpecDecision.uniform(step.state, longest, f"{why}, watching")
-        if self._probes.is_due(is_urgent=self._num_graded < ENOUGH_GRADED):
+        is_urgent = self._num_graded < ENOUGH_GRADED and self._switch.gain > HOPELESS
+        if self._probes.is_due(is_urgent):
             if (budgets := self._try(step, longest)) is not None:
                 return SpecDecision(budgets, f"{why}, trying a length", stand_by=False)
-            budgets = self._probes.budgets(step.state, self._prices.num_affordable(step))
+            budgets = self._probes.budgets(step.state, *self._prices.reading_s(step))
             return SpecDecision(budgets, f"{why}, probe", stand_by=False)
         return SpecDecision(np.zeros(step.state.num_running, np.int32), why, stand_by=False)
 
@@ -255,7 +259,7 @@ class Goodput(SpeculationPolicy):
             off_s = step.plain_s * num_tokens / step.state.num_running + step.off_s - step.plain_s
         is_evidence = step.is_on and step.plain_s > 0 and not step.state.num_prefill_tokens
         self._guard.observe(_tier(step.state), seconds, off_s, is_evidence)
-        self._probes.earn(seconds)
+        self._probes.earn(seconds, step.plain_s)
         self._measured_s += seconds
         self._predicted_off_s += off_s
 

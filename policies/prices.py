@@ -22,7 +22,7 @@ MOST_HOPE = 0.5
 LEAST_SHARE = 0.2
 """Of a plain step, that any step takes at least: the difference of two predictions may be anything."""
 READING = 0.1
-"""Share of a plain step that a probe's requests may take to be read."""
+"""Share of a plain step that a probe's requests may take to be read; one there is in any case."""
 FREE = 0.01
 """A drafter that takes less than this share of a step costs nothing."""
 
@@ -86,7 +86,7 @@ class Prices:
             plain_s = float(self.cost.step_s(state.num_running, state.num_running, num_context, 0))
         step = PricedStep(state, num_context, off_s, plain_s, self._token_s(state, plain_s, gain))
         everyone_s = self.cost.draft_s(state.num_running, state.max_draft_tokens)
-        step.is_free = self._num_asked > 0 and float(everyone_s) <= FREE * plain_s
+        step.is_free = self.has_asked and float(everyone_s) <= FREE * plain_s
         return step
 
     def _token_s(self, state: StepState, plain_s: float, gain: float) -> float:
@@ -128,13 +128,18 @@ class Prices:
         hope = 1 - np.minimum(self.cost.doubt(draft_rows + plain_rows, plain_rows, *place), MOST_HOPE)
         return np.asarray(self.seconds(step, draft_s, draft_rows) * hope)
 
-    def num_affordable(self, step: PricedStep) -> int:
-        """Requests whose tokens the drafter can read, if it has seen none, in a small part of a plain step; 1 before it
-        was ever asked."""
-        if not self._num_asked:
-            return 1
-        each_s = self.cost.read_s(step.num_context_tokens / step.state.num_running)
-        return max(1, int(min(READING * step.plain_s / max(each_s, 1e-9), step.state.num_running)))
+    @property
+    def has_asked(self) -> bool:
+        """Whether the drafter was ever asked for anything."""
+        return self._num_asked > 0
+
+    def reading_s(self, step: PricedStep) -> tuple[Float64, float]:
+        """[R] seconds in which the drafter would read what it has missed of each request, and the most that a probe may
+        take for it; before it was ever asked tokens in place of seconds, and none of them."""
+        behind = self._catch_up.behind(step.state)
+        if not self.has_asked:
+            return behind.astype(np.float64), 0.0
+        return behind * np.float64(self.cost.read_s(1)), READING * step.plain_s
 
     def asking_s(self, ladder: Ladder) -> Float64:
         """[64] seconds of drafting down to each rung of a plan, the prompts included that the drafter would read."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from .base import Int32, StepState
+from .ladder import Float64
 
 BUDGET = 0.004
 """Share of the time that probes may cost, by the predicted cost of each."""
 ADVANCE = 1.5
-"""Steps' worth of probing that a job may do before it has earned it."""
+"""Plain steps' worth of probing that a job may do before it has earned it."""
 MOST_DEBT = 4.0
-"""Steps' worth of debt that a probe may leave: one that hiccuped must not be the last."""
+"""Plain steps' worth of debt that a probe may leave: one that hiccuped must not be the last."""
+HOPELESS = -0.2
+"""Gain below which nothing is urgent: no few drafts will turn it."""
 LEAST_INTERVAL = 4
 """Steps between probes at least, and 8 times as many while they keep finding nothing."""
 MOST_BACK_OFF = 8
@@ -27,12 +30,14 @@ time."""
 VERDICT = 16
 """Graded drafts that make a probe's verdict."""
 SURPRISE = 0.3
-"""Acceptance above the usual that makes a probe worth repeating at once."""
+"""Acceptance above the usual after which every step probes, as long as it can be paid for, until there is a verdict."""
 REFERENCE_EVERY = 256
 """Steps between plain steps where the gain is small and a mistake is likely, and four times as many elsewhere."""
 CLEAR_GAIN = 0.3
 FIRST_REFERENCE, SOON = 16, 2
-"""Speculating steps before the first plain one, and in a large batch, where a mistake is dear."""
+"""Speculating steps before the first plain one, and in a large batch, where a mistake is dear;"""
+SURE_GAIN = 1.0
+"""but no first one where the cost of plain decoding may be wrong by half and speculation would still gain."""
 
 
 class Probes:
@@ -44,7 +49,7 @@ class Probes:
         self._back_off = 1
         self._num_graded = self._num_accepted = 0.0
         self._steps_since_plain = self._steps_since_stretch = 0
-        self._has_reference = self._is_repeated = False
+        self._has_reference = self._is_repeated = self._is_surprised = False
         self._steps_to_trial = self._trial_wait = TRIAL_EVERY
         self._offset = 0
 
@@ -52,20 +57,22 @@ class Probes:
         """Something has changed: look as soon as it is paid for, and often."""
         self._steps_to_probe, self._back_off = 0, 1
 
-    def earn(self, seconds: float) -> None:
-        """A step has run."""
+    def earn(self, seconds: float, plain_s: float) -> None:
+        """A step has run, which would have taken plain_s without drafts and prefill; 0 while that is not known."""
+        if not plain_s:
+            return
         if self._credit_s is None:
-            self._credit_s = ADVANCE * seconds
-        credit_s = max(self._credit_s + BUDGET * seconds, -MOST_DEBT * seconds)
-        self._credit_s = min(credit_s, 2 * ADVANCE * seconds)
+            self._credit_s = ADVANCE * plain_s
+        credit_s = max(self._credit_s + BUDGET * seconds, -MOST_DEBT * plain_s)
+        self._credit_s = min(credit_s, 2 * ADVANCE * plain_s)
 
     def is_due(self, is_urgent: bool) -> bool:
-        """Whether the next step without speculation should be a probe; counts the step. is_urgent: nothing is known
+        """Whether the next step without speculation should be a probe; counts the step. is_urgent: little is known
         yet, so every step will do that can be paid for."""
         self._steps_to_probe -= 1
         self._steps_to_trial -= 1
         is_broke = self._credit_s is not None and self._credit_s < 0
-        if is_broke or (self._steps_to_probe >= 0 and not is_urgent):
+        if is_broke or (self._steps_to_probe >= 0 and not is_urgent and not self._is_surprised):
             return False
         self._steps_to_probe = LEAST_INTERVAL * self._back_off
         return True
@@ -88,9 +95,12 @@ class Probes:
         usual = self._num_accepted / max(self._num_graded, 1)
         if self._num_graded and num_accepted > (usual + SURPRISE) * num_graded:
             self.reset()
+            self._is_surprised = True
+            self._num_graded = self._num_accepted = 0
         self._num_graded += num_graded
         self._num_accepted += num_accepted
         if self._num_graded >= VERDICT:
+            self._is_surprised = False
             self._back_off = min(2 * self._back_off, MOST_BACK_OFF)
             self._num_graded, self._num_accepted = self._num_graded / 2, self._num_accepted / 2
 
@@ -101,7 +111,7 @@ class Probes:
             return True
         self._steps_since_plain += 1
         wait = REFERENCE_EVERY * (4 if gain > CLEAR_GAIN else 1)
-        if not self._has_reference:
+        if not self._has_reference and gain < SURE_GAIN:
             wait = SOON if is_large and not has_prefill else FIRST_REFERENCE
         if self._steps_since_plain < (2 * wait if has_prefill else wait):
             return False
@@ -113,11 +123,14 @@ class Probes:
         """A step without drafts and prefill ran anyhow."""
         self._steps_since_plain, self._has_reference = 0, True
 
-    def budgets(self, state: StepState, most: int) -> Int32:
-        """[R] a draft token for each of a few requests, `most` at most: those of which least is known."""
-        count = min(max(1, state.num_running // PROBE_SHARE), MOST_PROBED, most)
+    def budgets(self, state: StepState, reading_s: Float64, most_s: float) -> Int32:
+        """[R] a draft token for each of a few requests: those of which least is known, as many as the drafter reads in
+        most_s, each taking reading_s [R]; or else the one that takes least."""
+        count = min(max(1, state.num_running // PROBE_SHARE), MOST_PROBED)
+        few = np.argpartition(state.num_draft_tokens, count - 1)[:count]
+        few = few[reading_s[few].cumsum() <= most_s]
         budgets = np.zeros(state.num_running, np.int32)
-        budgets[np.argpartition(state.num_draft_tokens, count - 1)[:count]] = 1
+        budgets[few if len(few) else int(reading_s.argmin())] = 1
         return budgets
 
     def stretch(self, budgets: Int32, longest: int) -> None:

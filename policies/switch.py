@@ -43,11 +43,17 @@ class Switch:
         """Whether the present choice is an old one."""
         return self._dwell >= TREND_MEMORY
 
+    def doubt(self) -> None:
+        """What the gain was says nothing of what it is: acceptance has changed."""
+        self._num_seen = 0
+
     def see(self, gain: float, num_steps: int = 1) -> None:
         """Take the gain of a step, which stands for the num_steps last ones, into the means. The first few weigh more:
         what the job begins with is a guess."""
         self._num_seen += num_steps
         self._before, self._last = self._last, gain
+        if self._num_seen == num_steps:
+            self._trend = gain
         self.gain += (gain - self.gain) * min(num_steps / min(GAIN_MEMORY, self._num_seen), 1.0)
         self._trend += (gain - self._trend) * min(num_steps / min(GAIN_MEMORY + self._dwell, TREND_MEMORY), 1.0)
 

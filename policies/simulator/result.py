@@ -48,9 +48,10 @@ class Result:
     progress: Float64
     """[S] share of the job's tokens that were done before the step."""
     is_on: NDArray[np.bool_]
-    """[S] whether the batch speculated: more than a quarter of the requests that could use a draft were given a budget,
-    and drafts of more than a quarter of those that had any were verified. A probe of a few requests is off; a step in
-    which no request could use a draft, or for which none was found, is as the one before."""
+    """[S] whether the batch speculated: more than an eighth of the requests that could use a draft were given a budget,
+    and more than one if there were several, and drafts of more than an eighth of those that had any were verified. A
+    probe of a few requests is off; a step in which no request could use a draft, or for which none was found, is as the
+    one before."""
 
     @property
     def num_steps(self) -> int:

@@ -228,10 +228,10 @@ class Simulation:
 
     def _speculates(self, feedback: StepFeedback, budgets: Int32) -> bool:
         """As Result.is_on."""
-        found, useful = np.count_nonzero(feedback.num_proposed_tokens), np.count_nonzero(self.limits)
-        asked = 4 * np.count_nonzero(budgets) > useful
+        found, useful = np.count_nonzero(feedback.num_proposed_tokens), int(np.count_nonzero(self.limits))
+        asked = 8 * np.count_nonzero(budgets) > (max(useful, 8) if useful > 1 else 1)
         if useful and (found or not asked):
-            self._is_on = bool(asked and 4 * np.count_nonzero(feedback.num_draft_tokens) > found)
+            self._is_on = bool(asked and 8 * np.count_nonzero(feedback.num_draft_tokens) > found)
         return self._is_on
 
 

@@ -152,18 +152,18 @@ def test_probes_are_paid_for():
         if probes.is_due(is_urgent=False):
             num_probes += 1
             probes.spend(1.0)
-        probes.earn(1.0)
+        probes.earn(1.0, 1.0)
     assert 15 <= num_probes <= 25
 
 
 def test_a_probe_that_hiccups_is_not_the_last():
     probes = Probes()
-    probes.earn(0.02)
+    probes.earn(0.02, 0.02)
     probes.spend(5.0)
     due = 0
     for _ in range(2500):
         due += probes.is_due(is_urgent=False)
-        probes.earn(0.02)
+        probes.earn(0.02, 0.02)
     assert due > 0
 
 

@@ -214,7 +214,7 @@ def test_flips_are_those_of_the_batch():
             return replace(decision, num_draft_tokens=budgets.astype(np.int32))
 
     job = make(8, 8, 40, rate=0.0, max_num_seqs=8)
-    probing, halving = Some(lambda step: 2 * (step % 4 == 0)), Some(lambda step: 4)
+    probing, halving = Some(lambda step: int(step % 4 == 0)), Some(lambda step: 4)
     switching = Some(lambda step: 8 * (step // 10 % 2))
     results = [simulate(job, policy) for policy in (probing, halving, switching)]
     assert [result.num_flips for result in results] == [0, 1, 3]
