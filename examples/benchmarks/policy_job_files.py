@@ -94,9 +94,9 @@ def _real() -> list[Cell]:
         slow = drafter == "draft_model"
         few, many = ((1, 2, 3), (1, 2, 3)) if slow else ((1, 2, 3, 5), (1, 2, 3, 5, 8))
         found += [
-            Cell("on-1", drafter, "copying, one row at a time", _copies(1 if slow else 3, 64), 1, many),
-            Cell("on-4", drafter, "copying, 4 rows at a time", _copies(4 if slow else 8, 64), 4, many),
-            Cell("off", drafter, "free text at temperature 0.7, 64 rows at a time", _free(64, 40), 64, few, 0.7),
+            Cell("on-1", drafter, "copying, one row at a time", _copies(1 if slow else 3, 96), 1, many),
+            Cell("on-4", drafter, "copying, 4 rows at a time", _copies(4 if slow else 8, 96), 4, many),
+            Cell("off", drafter, "free text at temperature 0.7", _free(64, 48 if slow else 80), 64, few, 0.7),
             Cell("mixed", drafter, "60 short rows of free text, 4 long copies", _mixed(80 if slow else 160), 64, many),
         ]
     return sorted(found, key=lambda cell: ("on-1", "on-4", "off", "mixed").index(cell.job))
@@ -108,15 +108,15 @@ def _synthetic() -> list[Cell]:
     blocks = {"acceptance_rates": [0.9], "groups": {"factors": [1.0, 0.1 / 0.9], "rows_per_group": 8}}
     lengths = (1, 2, 3, 5)
     return [
-        Cell("A2", "synthetic", "acceptance 0.85, 0.2, 0.85 by turns", _free(24, 48), 8, lengths, synthetic=falls),
-        Cell("A4", "synthetic", "blocks of 8 rows of 0.9 and 0.1", _blocks(32, 8, 40), 8, lengths, synthetic=blocks),
+        Cell("A2", "synthetic", "acceptance 0.85, 0.2, 0.85 by turns", _free(32, 48), 8, lengths, synthetic=falls),
+        Cell("A4", "synthetic", "blocks of 8 rows of 0.9 and 0.1", _blocks(48, 8, 32), 8, lengths, synthetic=blocks),
         Cell(
             *("A6", "synthetic", "2 of 64 rows are 12 times as long, acceptance 0.8", _long_tail(64, 2, 12, 144), 64),
             lengths,
             synthetic={"acceptance_rates": [0.8]},
         ),
         Cell(
-            *("A14", "synthetic", "4 rows at a time, acceptance 0.25", _free(8, 48), 4, lengths),
+            *("A14", "synthetic", "4 rows at a time, acceptance 0.25", _free(8, 96), 4, lengths),
             synthetic={"acceptance_rates": [0.25]},
         ),
     ]
