@@ -1,4 +1,4 @@
-"""The exit codes of `specrun submit` and what leads to each."""
+"""The exit codes of `specrun` and what leads to each."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from ..jobs.errors import JobError
 DONE = 0
 TOO_MANY_FAILED = 2
 USAGE = 64
+BAD_INPUT = 65
 UNAVAILABLE = 69
 INTERNAL = 70
 TRY_AGAIN = 75
+INTERRUPTED = 130
 
 
 def exit_code_of(error: BaseException) -> int:
