@@ -59,33 +59,14 @@ class Result:
         return len(self.seconds)
 
     @property
-    def tokens_per_s(self) -> float:
-        """Committed tokens a second."""
-        return self.num_tokens / self.makespan_s
-
-    @property
     def num_flips(self) -> int:
         """How often the batch went from speculating to not, or back."""
         return int(np.count_nonzero(self.is_on[1:] != self.is_on[:-1]))
 
     @property
-    def flips_per_1000_steps(self) -> float:
-        """Flips in 1,000 steps."""
-        return 1000 * self.num_flips / self.num_steps
-
-    @property
-    def acceptance_rate(self) -> float:
-        """Accepted over verified draft tokens; 0 without any."""
-        return self.num_accepted_tokens / max(1, self.num_draft_tokens)
-
-    @property
     def mean_draft_len(self) -> Float64:
         """[S] verified draft tokens for each decoding request."""
         return np.asarray(self.draft_tokens / np.maximum(self.num_running, 1), np.float64)
-
-    def speedup_over(self, other: Result) -> float:
-        """Makespan of the other over this one's."""
-        return other.makespan_s / self.makespan_s
 
 
 _DTYPES = {"seconds": np.float64, "draft_s": np.float64, "progress": np.float64, "is_on": np.bool_}
