@@ -69,20 +69,25 @@ def _placing(path: Path) -> Iterator[Path]:
             beside.unlink(missing_ok=True)
 
 
-def read_profile(path: Path, identity: Mapping[str, str]) -> dict[str, Any]:
-    """The costs of a profile, as CostModel.to_json gives them, for a job of this identity (profile_identity).
+def read_profile(
+    path: Path, identity: Mapping[str, str] | None = None, key: str = "speculation.policy.profile"
+) -> dict[str, Any]:
+    """The costs of a profile, as CostModel.to_json gives them.
 
+    identity: that of the job (profile_identity), where it is to run on what was measured; None: not checked.
+    key: where the path was given.
     Raises ConfigError for a file that is no profile, and for one of another machine, model, drafter, dtype or version:
     the text names the first key that differs, and both its values.
     """
-    key = "speculation.policy.profile"
     again = "save one with specrun calibrate"
+    identity = identity or {}
     try:
         content = json.loads(path.expanduser().read_text(encoding="utf-8"))
         saved, costs = content["identity"], content["cost_model"]
         if content["version"] != VERSION:
             raise ValueError(f"version {content['version']!r}")
-        CostModel.from_json(costs)
+        if not CostModel.from_json(costs).is_ready:
+            raise ValueError("nothing was measured")
         differing = [name for name, value in identity.items() if saved.get(name) != value]
     except OSError as exc:
         raise ConfigError(f"{key}: {path}: {exc.strerror or exc}; {again}") from exc
@@ -104,4 +109,4 @@ def with_costs(name: str, kwargs: Mapping[str, Any], identity: Mapping[str, str]
     """
     if name != "goodput" or not isinstance(path := kwargs.get("profile"), str):
         return dict(kwargs)
-    return {**kwargs, "profile": read_profile(Path(path), identity or {})}
+    return {**kwargs, "profile": read_profile(Path(path), identity)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from ..policies.simulator.surface import GPUS, CostSurface, roofline
 from .build import Builder, ModelBuilder
 from .contender import NONE, Contender
 from .drafting import choose_method
+from .profile import read_profile
 from .recorded import JobRows
 from .shard_replay import ShardReplay, replay_target
 from .simulation_report import ORACLE, SimulatedRun, Simulation
@@ -208,7 +208,9 @@ def _costs(spec: JobSpec, builder: Builder, assumed: Assumptions) -> tuple[StepC
     costs = AssumedCosts(surface, (once, per_request, per_pass))
     if assumed.profile is None:
         return costs, f"a model of {num_params / 1e9:.2g} billion parameters on one {assumed.gpu} by its roofline"
-    return ProfileCosts(_read_profile(assumed.profile), costs), f"steps as in {assumed.profile}"
+    # Of another machine or model too: what if the job ran there?
+    model = CostModel.from_json(read_profile(assumed.profile, key="--profile"))
+    return ProfileCosts(model, costs), f"steps as in {assumed.profile}"
 
 
 def _num_params(checkpoint: Checkpoint | None) -> float | None:
@@ -218,19 +220,6 @@ def _num_params(checkpoint: Checkpoint | None) -> float | None:
     files = [checkpoint.folder / checkpoint.gguf_file] if checkpoint.gguf_file else list(checkpoint.folder.iterdir())
     num_bytes = sum(file.stat().st_size for file in files if file.suffix in WEIGHT_FILES)
     return num_bytes / 2 or None
-
-
-def _read_profile(path: Path) -> CostModel:
-    """The cost model of a profile that specrun calibrate has saved. ConfigError where it is none."""
-    try:
-        content = json.loads(path.expanduser().read_text(encoding="utf-8"))
-        model = CostModel.from_json(content["cost_model"])
-        if not model.is_ready:
-            raise ValueError("nothing was measured")
-        return model
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as exc:
-        reason = exc.strerror if isinstance(exc, OSError) else f"{type(exc).__name__}: {exc}"
-        raise ConfigError(f"--profile: {path} is no profile ({reason}); save one with specrun calibrate") from exc
 
 
 def _parse_rates(text: str) -> tuple[float, ...]:

@@ -7,21 +7,21 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
 
 from specrun.jobs.spec import JobSpec
-from specrun.policies.base import StepFeedback, StepState
 from specrun.policies.cost_model import CostModel
 from specrun.runner.build import ModelBuilder
 from specrun.runner.cli import run_command
+from specrun.runner.profile import write_profile
 from specrun.runner.retry import stored_job
 from specrun.runner.run import run_job
 from specrun.runner.simulate import all_contenders, simulate_recorded
 from specrun.runner.simulation_report import ORACLE, RECORDED, Simulation
+from tests.runner.measured_costs import measured_costs
 from tests.runner.word_models import save_word_model
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "that", "dog", "run", "far", "from", "here", "to"]
@@ -222,57 +222,23 @@ def test_a_job_that_has_not_run_is_simulated_with_assumptions(job, capsys):
 
 
 def test_steps_may_cost_what_a_profile_says(job, capsys):
-    costs = CostModel()
-    for rows in (1, 2, 4, 8, 16, 4, 2):
-        costs.observe(a_step(rows, 0.01 + 0.001 * rows))
     profile = job.folder / "profile.json"
-    profile.write_text(json.dumps({"cost_model": costs.to_json()}))
+    write_profile(profile, {"machine": "another"}, measured_costs(), {})
     args = ["simulate", str(job.file), "--policies", "never", "--json", "--profile", str(profile)]
     assert run_command(args) == 0
     never = next(run for run in json.loads(capsys.readouterr().out)["runs"] if run["policy"] == "never")
     assert never["makespan_s"] == pytest.approx(never["num_steps"] * 0.014, rel=0.2)
-    profile.write_text(json.dumps({"cost_model": CostModel().to_json()}))
+    write_profile(profile, {}, CostModel(), {})
     assert "nothing was measured" in complaint(capsys, 78, job.file, "--profile", profile)
-
-
-def a_step(num_rows: int, seconds: float) -> StepFeedback:
-    """One in which each row is a request that decodes."""
-    each = np.full(num_rows, 20, np.int32)
-    nothing = np.zeros(num_rows, np.int32)
-    state = StepState(
-        step=0,
-        num_running=num_rows,
-        num_scheduled=num_rows,
-        num_waiting=0,
-        num_prefill_tokens=0,
-        kv_usage=0.1,
-        max_draft_tokens=3,
-        drafter="ngram",
-        rolling_acceptance_rate=None,
-        slots=np.arange(num_rows, dtype=np.int32),
-        context_lens=each,
-        groups=nothing,
-        num_draft_tokens=nothing.astype(np.int64),
-        num_accepted_tokens=nothing.astype(np.int64),
-    )
-    return StepFeedback(
-        state=state,
-        num_proposed_tokens=nothing,
-        num_draft_tokens=nothing,
-        num_accepted_tokens=nothing,
-        num_matched_tokens=nothing,
-        num_committed_tokens=nothing + 1,
-        num_batched_tokens=num_rows,
-        draft_s=0.0,
-        verify_s=seconds,
-        other_s=0.0,
-    )
+    profile.write_text(json.dumps(json.loads(profile.read_text()) | {"version": 0}))
+    assert "is no profile of this version" in complaint(capsys, 78, job.file, "--profile", profile)
 
 
 def test_what_cannot_be_assumed_is_said(job, capsys, tmp_path):
     assert "list of chances" in complaint(capsys, 64, job.file, "--acceptance", "1.5")
     assert "choose H100" in complaint(capsys, 64, job.file, "--gpu", "H101")
-    assert "is no profile" in complaint(capsys, 78, job.file, "--profile", tmp_path / "none.json")
+    missing = complaint(capsys, 78, job.file, "--profile", tmp_path / "none.json")
+    assert "--profile: " in missing and "No such file" in missing and "save one with specrun calibrate" in missing
     assert "speculation.method is none" in complaint(
         capsys, 64, job.file, "--set", "speculation={method: none}", "--policies", "always:2"
     )
