@@ -11,28 +11,19 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from ..engine.config import EngineConfig
-from ..engine.grammar import Grammar
 from ..engine.request import FinishReason, Request
 from ..engine.trace import StepRecord
-from ..jobs.errors import ConfigError
-from ..jobs.prompts import PromptSource
-from ..jobs.response_format import ResponseFormat
 from ..jobs.spec import JobSpec
 from .bench_report import BenchReport
-from .build import ModelBuilder, engine_config
+from .build import ModelBuilder
 from .comparison import BenchRun, Comparison, Outputs, find_forks
 from .contender import NONE, Contender, orders
-from .conversation import PromptText
 from .drafting import choose_method
-from .fingerprint import job_fingerprint, pin
-from .grammar import GrammarCompiler
-from .grouping import RequestGroups
+from .fingerprint import job_fingerprint
+from .loaded_job import LoadedJob
 from .machine import library_versions, load_average, machine_facts
 from .profile import profile_identity, with_costs
-from .requests import RequestBuilder
-from .run import job_sampling
-from .sampling import Compile, check_job_format
-from .tokenizer import TextTokenizer
+from .requests import fresh_request
 
 if TYPE_CHECKING:
     from ..engine.drafters.base import Drafter
@@ -55,12 +46,10 @@ class Bench:
         make_drafter: MakeDrafter | None = None,
         token_bytes: Sequence[bytes] | None = None,
         progress: Callable[[str], None] | None = None,
-        new_grammar: Callable[[Grammar], Grammar | None] | None = None,
     ) -> None:
-        """The requests are copied for every run, and new_grammar gives each copy its own grammar. Without make_drafter
-        drafts come from n-grams. `progress` hears a line before each run."""
+        """The requests are copied for every run. Without make_drafter drafts come from n-grams. `progress` hears a line
+        before each run."""
         self.target, self.config, self.requests = target, config, requests
-        self._new_grammar = new_grammar
         self._make_drafter, self._token_bytes = make_drafter or _ngram, token_bytes
         self._progress = progress or (lambda line: None)
 
@@ -105,7 +94,7 @@ class Bench:
         engine = Engine(self.target, config, contender.policy(), drafter, self._token_bytes)
         steps = _StepTimes()
         engine.on_step = steps.add
-        requests = [self._fresh(request, max_tokens) for request in self.requests[:num_requests]]
+        requests = [_fresh(request, max_tokens) for request in self.requests[:num_requests]]
         gc.collect()
         started = time.perf_counter()
         outputs = {output.request_id: output for output in engine.run(requests)}
@@ -132,13 +121,14 @@ class Bench:
         )
         return run, outputs
 
-    def _fresh(self, request: Request, max_tokens: int | None) -> Request:
-        """The same request as it was before any engine saw it."""
-        params = request.sampling_params
-        if max_tokens is not None and max_tokens < params.max_tokens:
-            params = replace(params, max_tokens=max_tokens, min_tokens=min(params.min_tokens, max_tokens))
-        grammar = self._new_grammar(request.grammar) if self._new_grammar and request.grammar else None
-        return Request(request.request_id, request.prompt_token_ids, params, request.group, grammar)
+
+def _fresh(request: Request, max_tokens: int | None) -> Request:
+    """The same request as it was before any engine saw it, but for a smaller limit."""
+    fresh = fresh_request(request)
+    params = request.sampling_params
+    if max_tokens is not None and max_tokens < params.max_tokens:
+        fresh.sampling_params = replace(params, max_tokens=max_tokens, min_tokens=min(params.min_tokens, max_tokens))
+    return fresh
 
 
 def _ngram(method: str | None) -> Drafter | None:
@@ -161,24 +151,6 @@ class _StepTimes:
             self.decode_s.append(host_s + record.verify_s)
 
 
-class _Formats:
-    """Remembers what each grammar was made of, since one advances with its request and every run needs a new one."""
-
-    def __init__(self, compiler: GrammarCompiler) -> None:
-        self._compiler = compiler
-        self._format: dict[Grammar, ResponseFormat] = {}
-
-    def compile(self, format: ResponseFormat) -> Grammar:
-        """As GrammarCompiler.compile."""
-        grammar = self._compiler.compile(format)
-        self._format[grammar] = format
-        return grammar
-
-    def again(self, grammar: Grammar) -> Grammar:
-        """A new grammar of the same format."""
-        return self._compiler.compile(self._format[grammar])
-
-
 def run_bench(
     spec: JobSpec,
     contenders: Sequence[Contender],
@@ -191,27 +163,14 @@ def run_bench(
 
     Raises JobError, ModelError or EngineError, whose text is one line with the mend.
     """
-    from ..engine.target import Target
-
     machine = machine_facts()
-    source = PromptSource(spec)
-    models = builder.identity(spec), builder.draft_identity(spec)
-    spec = pin(spec, *models)
-    fingerprint = job_fingerprint(spec, source.identity(), *models)
-    tokenizer = builder.tokenizer(spec)
-    config = replace(engine_config(spec), request_timeout_s=None)  # every contender must finish the same rows
-    target = Target.load(builder.checkpoint(spec), config)
+    job = LoadedJob.load(spec, builder)
+    spec, target = job.spec, job.target
     for contender in contenders:
         with_costs(contender.name, contender.kwargs, profile_identity(spec, target))
-    formats = _Formats(GrammarCompiler(tokenizer, target.vocab_size, target.eos_token_ids))
-    requests, num_skipped = _job_requests(spec, source, tokenizer, target.max_model_len, formats.compile)
-    drafters = builder.drafters(spec, config, target, tokenizer, with_own=False)
-
-    def make_drafter(method: str | None) -> Drafter | None:
-        drafters.release()  # as the target's KV cache: before the next one is sized
-        return drafters.make(method)
-
-    bench = Bench(target, config, requests, make_drafter, tokenizer.token_bytes(), progress, formats.again)
+    bench = Bench(target, job.config, job.requests, job.make_drafter, job.tokenizer.token_bytes(), progress)
+    inputs = job.source.identity()
+    fingerprint = job_fingerprint(spec, inputs, builder.identity(spec), builder.draft_identity(spec))
     comparison = bench.compare(contenders, batches, repeats)
     facts = {
         "job": spec.name,
@@ -225,30 +184,11 @@ def run_bench(
         "policies": [contender.label for contender in contenders],
         "batches": list(batches),
         "repeats": repeats,
-        "num_skipped_rows": num_skipped,
+        "num_skipped_rows": job.num_skipped,
         "versions": library_versions(),
         "machine": machine,
         "load_average_after": load_average(),
-        "inputs": [{"path": file["path"], "size": file["size"]} for file in source.identity()],
+        "inputs": [{"path": file["path"], "size": file["size"]} for file in inputs],
         "fingerprint": fingerprint.to_json(),
     }
     return BenchReport(comparison, facts)
-
-
-def _job_requests(
-    spec: JobSpec, source: PromptSource, tokenizer: TextTokenizer, max_model_len: int, compile: Compile
-) -> tuple[list[Request], int]:
-    """All good rows of the job, and how many bad ones were left out. ConfigError when none is good."""
-    text = PromptText(spec, tokenizer)
-    check_job_format(spec, compile)
-    groups = RequestGroups(source.files, spec.input.columns.group is not None)
-    builder = RequestBuilder(
-        tokenizer, text, job_sampling(spec), spec.prompt.overflow, max_model_len, compile=compile, groups=groups
-    )
-    batches = [builder.build(batch) for batch in source.batches()]
-    requests = [request for batch in batches for request in batch.requests]
-    errors = [error for batch in batches for error in batch.errors]
-    if not requests:
-        reason = f"row {errors[0].row_index}: {errors[0].error_message}" if errors else "there are no rows"
-        raise ConfigError(f"input.path {spec.input.path!r} has no row to run ({reason}); name another input")
-    return requests, len(errors)

@@ -13,21 +13,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..engine.config import EngineConfig
-from ..engine.grammar import Grammar
 from ..engine.request import Request
 from ..engine.trace import StepRecord
 from ..jobs.errors import ConfigError
-from ..jobs.prompts import PromptSource
 from ..jobs.spec import JobSpec
 from ..policies.cost_model import CostModel
-from .bench import _Formats, _job_requests
 from .bench_report import markdown_table
-from .build import ModelBuilder, engine_config
+from .build import ModelBuilder
 from .drafting import choose_method
-from .fingerprint import pin
-from .grammar import GrammarCompiler
+from .loaded_job import LoadedJob
 from .machine import machine_facts
 from .profile import profile_identity, write_profile
+from .requests import fresh_request
 from .sweep import Sample, Sweep
 
 if TYPE_CHECKING:
@@ -107,11 +104,10 @@ class Calibrator:
         requests: Sequence[Request],
         make_drafter: Callable[[], Drafter | None],
         token_bytes: Sequence[bytes] | None = None,
-        new_grammar: Callable[[Grammar], Grammar | None] | None = None,
     ) -> None:
-        """The requests are run as often as it takes, each time as copies with a grammar of their own."""
+        """The requests are run as often as it takes, each time as copies."""
         self._target, self._config, self._requests = target, config, requests
-        self._make_drafter, self._token_bytes, self._new_grammar = make_drafter, token_bytes, new_grammar
+        self._make_drafter, self._token_bytes = make_drafter, token_bytes
         self.costs = CostModel()
         self.samples: list[Sample] = []
 
@@ -140,8 +136,9 @@ class Calibrator:
 
     def _copies(self) -> Iterator[Request]:
         for number, request in enumerate(cycle(self._requests)):
-            grammar = self._new_grammar(request.grammar) if self._new_grammar and request.grammar else None
-            yield Request(number, request.prompt_token_ids, request.sampling_params, request.group, grammar)
+            fresh = fresh_request(request)
+            fresh.request_id = number
+            yield fresh
 
     def cells(self) -> list[Cell]:
         """What was measured, by batch size and draft length."""
@@ -200,30 +197,17 @@ def run_calibration(
     Writes nothing. Raises JobError, ModelError or EngineError, whose text is one line with the mend.
     """
     from ..engine.engine import MAX_NUM_SEQS
-    from ..engine.target import Target
 
     if choose_method(spec.speculation).method == "none":
         raise ConfigError("speculation.method is none, so there are no drafts to measure; name another method")
     machine = machine_facts()
-    source = PromptSource(spec)
-    spec = pin(spec, builder.identity(spec), builder.draft_identity(spec))
-    tokenizer = builder.tokenizer(spec)
-    config = replace(engine_config(spec), request_timeout_s=None)
-    target = Target.load(builder.checkpoint(spec), config)
-    formats = _Formats(GrammarCompiler(tokenizer, target.vocab_size, target.eos_token_ids))
-    requests, _ = _job_requests(spec, source, tokenizer, target.max_model_len, formats.compile)
-    drafters = builder.drafters(spec, config, target, tokenizer, with_own=False)
-
-    def make_drafter() -> Drafter | None:
-        drafters.release()  # as the target's KV cache: before the next one is sized
-        return drafters.make()
-
-    calibrator = Calibrator(target, config, requests, make_drafter, tokenizer.token_bytes(), formats.again)
-    lengths = lengths or draft_lengths(config.max_draft_tokens)
-    sizes = list(batches or batch_sizes(config.max_num_seqs or MAX_NUM_SEQS[target.device.type]))
+    job = LoadedJob.load(spec, builder)
+    calibrator = Calibrator(job.target, job.config, job.requests, job.make_drafter, job.tokenizer.token_bytes())
+    lengths = lengths or draft_lengths(job.config.max_draft_tokens)
+    sizes = list(batches or batch_sizes(job.config.max_num_seqs or MAX_NUM_SEQS[job.target.device.type]))
     for batch in sizes + sizes[::-1]:  # there and back: a machine that grows slower does so for all alike
         progress(f"batch {batch}: drafts of {', '.join(map(str, lengths))} tokens")
         calibrator.sweep(batch, lengths, (num_steps + 1) // 2)
     if not calibrator.samples:
         raise ConfigError("no batch was ever full; name smaller ones with --batch, or set a larger sampling.max_tokens")
-    return Calibration(calibrator.costs, profile_identity(spec, target), calibrator.cells(), machine)
+    return Calibration(calibrator.costs, profile_identity(job.spec, job.target), calibrator.cells(), machine)

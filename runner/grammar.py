@@ -142,6 +142,10 @@ class FormatGrammar:
         """Drafts after the output -> what may follow them: asked for to cut drafts, and again to sample."""
         self._has_ended = False
 
+    def anew(self) -> FormatGrammar:
+        """One of the same format, for a request that has not begun."""
+        return FormatGrammar(self._compiled, self._ends, self._vocab_size)
+
     def mask(self, drafts: Sequence[int]) -> NDArray[np.uint32]:
         """See Grammar. Read-only. Where text is forced, only the tokenizer's own tokens of it are legal."""
         key = tuple(drafts)

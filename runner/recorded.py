@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -32,7 +32,7 @@ from .drafting import choose_method
 from .grammar import GrammarCompiler
 from .grouping import RequestGroups
 from .ordering import RequestWindow
-from .requests import RequestBuilder
+from .requests import RequestBuilder, fresh_request
 from .row_lengths import RowLengths
 from .run import job_sampling
 
@@ -171,8 +171,6 @@ class JobRows:
     """Rows of a job that can run, in the order in which they would."""
 
     requests: list[Request]
-    _compile: Callable[[ResponseFormat], Grammar]
-    _formats: dict[Grammar, ResponseFormat]
 
     @classmethod
     def of(
@@ -191,7 +189,6 @@ class JobRows:
         Raises as PromptSource and Builder.tokenizer().
         """
         tokenizer = builder.tokenizer(spec)
-        formats: dict[Grammar, ResponseFormat] = {}
 
         @cache
         def compiler() -> GrammarCompiler:
@@ -200,9 +197,7 @@ class JobRows:
             return GrammarCompiler(tokenizer, num_ids + 1, ends or [num_ids])
 
         def compile(format: ResponseFormat) -> Grammar:
-            grammar = compiler().compile(format)
-            formats[grammar] = format
-            return grammar
+            return compiler().compile(format)
 
         text, sampling = PromptText(spec, tokenizer), job_sampling(spec)
         source = PromptSource(spec)
@@ -213,16 +208,14 @@ class JobRows:
         batches = (make.build(batch).requests for batch in source.batches(start=rows.start, stop=rows.stop))
         by_group = choose_method(spec.speculation).has_draft_model
         ordered = batches if spec.run.order == "input" else _in_order(batches, by_group, outputs or {})
-        return cls([request for ready in ordered for request in ready], compile, formats)
+        return cls([request for ready in ordered for request in ready])
 
     def fresh(self, with_grammars: bool) -> list[Request]:
         """Copies that no engine has seen."""
-        copies = []
-        for request in self.requests:
-            format = self._formats[request.grammar] if request.grammar is not None else None
-            grammar = self._compile(format) if with_grammars and format is not None else None
-            prompt, params = request.prompt_token_ids, request.sampling_params
-            copies.append(Request(request.request_id, prompt, params, request.group, grammar))
+        copies = [fresh_request(request) for request in self.requests]
+        if not with_grammars:
+            for request in copies:
+                request.grammar = None
         return copies
 
 

@@ -21,6 +21,7 @@ from ..jobs.row_errors import (
 )
 from ..jobs.schema import OutputRow
 from .conversation import PromptText
+from .grammar import FormatGrammar
 from .grouping import RequestGroups
 from .sampling import Compile, RowSampling, UnsupportedParameter
 from .tokenizer import TextTokenizer
@@ -172,3 +173,9 @@ def error_row(row: PromptRow, code: str, message: str, prompt_tokens: int = 0) -
         error_code=code,
         error_message=" ".join(message.split()),
     )
+
+
+def fresh_request(request: Request) -> Request:
+    """The same request as it was before any engine saw it: a grammar advances, so the copy has its own."""
+    grammar = request.grammar.anew() if isinstance(request.grammar, FormatGrammar) else None
+    return Request(request.request_id, request.prompt_token_ids, request.sampling_params, request.group, grammar)
