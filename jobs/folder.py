@@ -20,7 +20,8 @@ PART_NAME = re.compile(r"part-(\d{5,})-(\d{6,})\.parquet")
 """Parts in data/: shard, sequence."""
 INDEX_NAME = re.compile(r"part-(\d{5,})\.parquet")
 """Files in suffix_index/: shard."""
-_STEPS_NAME = re.compile(r"part-\d{5,}-\d+-\d+\.parquet")
+STEPS_NAME = re.compile(r"part-(\d{5,})-(\d+)-(\d+)\.parquet")
+"""Files in metrics/steps: shard, attempt, sequence."""
 
 DATA = "data"
 METRICS = "metrics"
@@ -95,7 +96,7 @@ class OutputFolder:
         """
         store = self.store
         store.delete(SUCCESS)
-        for folder, pattern in ((DATA, PART_NAME), (STEPS, _STEPS_NAME), (SUFFIX_INDEX, INDEX_NAME)):
+        for folder, pattern in ((DATA, PART_NAME), (STEPS, STEPS_NAME), (SUFFIX_INDEX, INDEX_NAME)):
             for entry in store.list(folder):
                 if pattern.fullmatch(entry):
                     store.delete(f"{folder}/{entry}")

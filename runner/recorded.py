@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cache
-from math import lcm
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ..engine.grammar import Grammar
 from ..engine.request import FinishReason, Request, RequestOutput
-from ..jobs.errors import ConfigError, InputError
+from ..jobs.errors import ConfigError
 from ..jobs.finished import FinishedJob
 from ..jobs.folder import STEPS, OutputFolder
 from ..jobs.parts import Part
@@ -25,67 +21,26 @@ from ..jobs.prompts import PromptSource
 from ..jobs.response_format import ResponseFormat
 from ..jobs.shard import Shard
 from ..jobs.spec import JobSpec
-from ..jobs.store import storage_errors
 from .build import Builder
 from .conversation import PromptText
 from .drafting import choose_method
 from .grammar import GrammarCompiler
 from .grouping import RequestGroups
 from .ordering import RequestWindow
+from .recorded_steps import Steps, read_steps
 from .requests import RequestBuilder, fresh_request
 from .row_lengths import RowLengths
 from .run import job_sampling
 
 Float64 = NDArray[np.float64]
 
-MAX_BLOCKS = 1_000_000
-"""Largest KV cache whose size a share of it still tells exactly."""
 NUMBERS = (
-    *("attempt", "num_running", "num_prefill_tokens", "num_batched_tokens", "num_context_tokens", "num_drafts"),
+    *("num_running", "num_prefill_tokens", "num_batched_tokens", "num_context_tokens", "num_drafts"),
     *("num_draft_tokens", "max_draft_len", "num_accepted_tokens", "num_generation_tokens"),
     *("num_preemptions", "kv_usage", "policy_s", "draft_s", "verify_s", "other_s"),
 )
-"""Columns of metrics/steps that are read; those that an older recording lacks are 0."""
+"""Columns of metrics/steps that are read."""
 _ROW_COLUMNS = ["row_index", "prompt_tokens", "output_tokens", "finish_reason", "stop_reason", "error_code"]
-
-
-@dataclass(frozen=True, slots=True)
-class Steps:
-    """The N steps of a shard, attempt after attempt."""
-
-    columns: Mapping[str, Float64]
-    """Name as in STEP_SCHEMA -> [N]."""
-
-    def __getitem__(self, name: str) -> Float64:
-        return self.columns[name]
-
-    def __len__(self) -> int:
-        return len(self.columns["attempt"])
-
-    @property
-    def seconds(self) -> Float64:
-        """[N] of whole steps."""
-        return self["policy_s"] + self["draft_s"] + self["verify_s"] + self["other_s"]
-
-    @property
-    def num_attempts(self) -> int:
-        """Attempts that took any step."""
-        return len(np.unique(self["attempt"]))
-
-    def num_kv_blocks(self) -> int | None:
-        """Blocks of the KV cache: the smallest number of which every recorded usage is a whole share; None where no
-        share was recorded. Of the attempt with the most steps, since each sizes its cache anew and a short one shows
-        few shares."""
-        attempts, counts = np.unique(self["attempt"], return_counts=True)
-        if not len(attempts):
-            return None
-        usage = np.unique(self["kv_usage"][self["attempt"] == attempts[counts.argmax()]]).tolist()
-        blocks = 1
-        for share in [share for share in usage if 0 < share < 1]:
-            blocks = lcm(blocks, Fraction(share).limit_denominator(MAX_BLOCKS).denominator)
-            if blocks > MAX_BLOCKS:
-                return None
-        return blocks if blocks > 1 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +76,12 @@ class Recording:
     def read(cls, spec: JobSpec) -> Recording:
         """The job behind output.path of stored_job().
 
-        Raises InputMissing (no job), TemporaryError (not finished), ConfigError (no steps recorded), InputError or
-        StorageError (files that cannot be read).
+        Raises InputMissing (no job), TemporaryError (not finished), ConfigError (no steps recorded) or StorageError
+        (files that cannot be read).
         """
         output = OutputFolder(spec.output.path)
         job = FinishedJob.gather(output)
-        steps = _read_steps(output)
+        steps = {shard: _with_longest_drafts(steps) for shard, steps in read_steps(output.store, NUMBERS)}
         shards = []
         for i, report in enumerate(job.reports):
             parts = [part for part in job.parts if part.shard == i]
@@ -238,36 +193,10 @@ def _in_order(
     yield from window.flush()
 
 
-def _read_steps(output: OutputFolder) -> dict[int, Steps]:
-    """Shard -> its steps in order."""
-    tables: dict[int, list[pa.Table]] = {}
-    for name in sorted(output.store.list(STEPS)):
-        if not name.endswith(".parquet"):
-            continue
-        path = output.store.path(f"{STEPS}/{name}")
-        try:
-            with storage_errors(path), output.store.open(f"{STEPS}/{name}") as file:
-                table = pq.ParquetFile(file).read(use_threads=False)
-            tables.setdefault(table.column("shard")[0].as_py(), []).append(table)
-        except (pa.ArrowInvalid, KeyError, IndexError) as exc:
-            raise InputError(f"{path} is no file of steps; move it away") from exc
-    return {shard: _steps(pa.concat_tables(parts, promote_options="default")) for shard, parts in tables.items()}
-
-
-def _steps(table: pa.Table) -> Steps:
-    """Columns that an older version did not write, for some parts or all, are 0; of uniform drafts the longest is the
-    mean."""
-    table = table.sort_by([("attempt", "ascending"), ("step", "ascending")])
-    num = table.num_rows
-    columns = {
-        name: np.nan_to_num(table.column(name).to_numpy().astype(np.float64))
-        if name in table.column_names
-        else np.zeros(num)
-        for name in NUMBERS
-    }
-    mean = np.ceil(columns["num_draft_tokens"] / np.maximum(columns["num_drafts"], 1))
-    columns["max_draft_len"] = np.maximum(columns["max_draft_len"], mean)
-    return Steps(columns)
+def _with_longest_drafts(steps: Steps) -> Steps:
+    """An older version did not write max_draft_len: of uniform drafts the longest is the mean."""
+    mean = np.ceil(steps["num_draft_tokens"] / np.maximum(steps["num_drafts"], 1))
+    return Steps({**steps.columns, "max_draft_len": np.maximum(steps["max_draft_len"], mean)})
 
 
 def _read_rows(

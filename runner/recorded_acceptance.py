@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..engine.drafters.acceptance_rates import AcceptanceRates
-from .recorded import RecordedShard, Steps
+from .recorded import RecordedShard
+from .recorded_steps import Steps
 
 Float64 = NDArray[np.float64]
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..policies.simulator.recorded_surface import RecordedSurface, non_negative
-from .recorded import Steps
+from .recorded_steps import Steps
 
 Float64 = NDArray[np.float64]
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ..jobs.errors import StorageError
-from ..jobs.folder import STEPS
-from ..jobs.store import Store, storage_errors
+from ..jobs.store import Store
+from .recorded_steps import SECONDS, Steps, read_steps
 
 Float64 = NDArray[np.float64]
 
@@ -24,9 +19,6 @@ STEPS_PER_BIN = 4
 """Fewest, on average: a rate over less would be noise."""
 PARTS_PER_BIN = 8
 """Of these a rate's band shows the least and the most."""
-_PART = re.compile(r"part-(\d{5,})-(\d+)-(\d+)\.parquet")
-"""Files in metrics/steps: shard, attempt, sequence."""
-_SECONDS = ("policy_s", "draft_s", "verify_s", "other_s")
 _COUNTS = ("num_running", "num_waiting", "num_draft_tokens", "num_accepted_tokens", "num_generation_tokens")
 _SHORTEST_S = 1e-9
 
@@ -82,45 +74,22 @@ class Timeline:
 
 def read_lanes(store: Store) -> list[Lane]:
     """The steps of each shard that has any, by shard. StorageError where a file cannot be read."""
-    found = ((match, name) for name in store.list(STEPS) if (match := _PART.fullmatch(name)))
-    parts = sorted((*map(int, match.groups()), name) for match, name in found)
-    lanes = []
-    for _, of_shard in groupby(parts, key=lambda part: part[0]):
-        attempts = []
-        for attempt, files in groupby(of_shard, key=lambda part: part[1]):
-            attempts.append((attempt, _concat([_read_part(store, f"{STEPS}/{file[-1]}") for file in files])))
-        lanes.append(_lane(attempts))
-    return [lane for lane in lanes if len(lane.starts)]
+    return [_lane(steps) for _, steps in read_steps(store, ["start_s", *_COUNTS, *SECONDS])]
 
 
-def _read_part(store: Store, name: str) -> dict[str, NDArray[Any]]:
-    path = store.path(name)
-    try:
-        with storage_errors(path), store.open(name) as file:
-            table = pq.read_table(file, columns=["start_s", *_COUNTS, *_SECONDS])
-        seconds = sum((table[column].to_numpy() for column in _SECONDS), np.zeros(len(table)))
-        columns = {column: table[column].to_numpy().astype(np.int32) for column in _COUNTS}
-        return {"start_s": table["start_s"].to_numpy(), "seconds": seconds, **columns}
-    except (FileNotFoundError, KeyError, pa.ArrowException) as error:
-        text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise StorageError(f"{path} cannot be read ({text}); remove it to plot the other steps") from error
-
-
-def _concat(tables: Sequence[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
-    return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
-
-
-def _lane(attempts: Sequence[tuple[int, dict[str, NDArray[Any]]]]) -> Lane:
+def _lane(steps: Steps) -> Lane:
     """The attempts of a shard one after the other: how long nobody was at work is not in their records."""
     began_s, began, starts, ends = 0.0, [], [], []
-    for attempt, table in attempts:
-        began.append((began_s, attempt))
-        start_s = began_s + table["start_s"]
-        end_s = np.maximum.accumulate(start_s + np.maximum(table["seconds"], _SHORTEST_S))
+    seconds = np.maximum(steps.seconds, _SHORTEST_S)
+    for attempt in np.unique(steps["attempt"]):
+        began.append((began_s, int(attempt)))
+        inside = steps["attempt"] == attempt
+        start_s = began_s + steps["start_s"][inside]
+        end_s = np.maximum.accumulate(start_s + seconds[inside])
         starts.append(np.maximum(start_s, np.concatenate([[began_s], end_s[:-1]])))
         ends.append(end_s)
-        began_s = float(end_s[-1]) if len(end_s) else began_s
-    counts = _concat([{name: table[name] for name in _COUNTS} for _, table in attempts])
+        began_s = float(end_s[-1])
+    counts = {name: steps[name].astype(np.int32) for name in _COUNTS}
     return Lane(np.concatenate(starts), np.concatenate(ends), counts, began)
 
 

@@ -237,5 +237,5 @@ def test_steps_that_cannot_be_read(tmp_path):
     location = write(tmp_path / "out", tail(8))
     (tmp_path / "out/metrics/steps/part-00000-0002-000000.parquet").write_bytes(b"PAR1 torn")
     (tmp_path / "out/metrics/steps/notes.txt").write_text("not ours")
-    with pytest.raises(StorageError, match=r"part-00000-0002-000000.parquet cannot be read .*; remove it"):
+    with pytest.raises(StorageError, match=r"part-00000-0002-000000.parquet cannot be read .*; move it away"):
         lines_of(location)

@@ -5,18 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from specrun.jobs.errors import StorageError
 from specrun.jobs.shard import Shard
-from specrun.runner.recorded import NUMBERS, RecordedShard, Steps
+from specrun.jobs.store import open_store
+from specrun.runner.recorded import NUMBERS, RecordedShard
 from specrun.runner.recorded_acceptance import recorded_rates
+from specrun.runner.recorded_steps import Steps, read_steps
 from specrun.runner.step_cost import RecordedCosts, step_errors
 
 
 def steps_of(**columns: Any) -> Steps:
     """Steps in which all that is not given is 0."""
     num = len(next(iter(columns.values())))
-    return Steps({name: np.zeros(num) for name in NUMBERS} | {k: np.asarray(v, np.float64) for k, v in columns.items()})
+    zeros = {name: np.zeros(num) for name in ("attempt", *NUMBERS)}
+    return Steps(zeros | {name: np.asarray(column, np.float64) for name, column in columns.items()})
 
 
 def a_surface(rng: np.random.Generator, num: int, noise: float = 0.0) -> Steps:
@@ -68,6 +74,26 @@ def test_a_step_that_compiles_does_not_bend_the_curve():
 def test_the_size_of_the_kv_cache_shows_in_its_usage(num_blocks):
     used = np.random.default_rng(3).integers(0, num_blocks, 50)
     assert steps_of(kv_usage=1 - (num_blocks - used) / num_blocks).num_kv_blocks() == num_blocks
+
+
+def test_steps_are_read_in_the_order_in_which_they_ran(tmp_path):
+    folder = tmp_path / "metrics" / "steps"
+    folder.mkdir(parents=True)
+
+    def write(name, **columns):
+        pq.write_table(pa.table(columns), folder / f"part-{name}.parquet")
+
+    write("00000-0010-000000", attempt=[10], num_running=[5], draft_s=[0.5])
+    write("00000-0002-000001", attempt=[2], num_running=[4])  # as an older version wrote them
+    write("00000-0002-000000", attempt=[2, 2], num_running=[2, 3], draft_s=[0.25, 0.25])
+    write("00001-0001-000000", attempt=pa.array([], pa.int32()))
+    (folder / "notes.txt").write_text("not ours")
+    ((shard, steps),) = read_steps(open_store(str(tmp_path)), ["num_running", "draft_s"])
+    assert (shard, len(steps), steps.num_attempts) == (0, 4, 2)
+    assert steps["num_running"].tolist() == [2, 3, 4, 5] and steps["draft_s"].tolist() == [0.25, 0.25, 0, 0.5]
+    write("00002-0001-000000", something=[1])
+    with pytest.raises(StorageError, match=r"part-00002-0001-000000.parquet cannot be read .*; move it away"):
+        list(read_steps(open_store(str(tmp_path)), ["num_running"]))
 
 
 def test_acceptance_is_found_again_by_position_and_over_time():
