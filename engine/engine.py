@@ -42,14 +42,13 @@ class Verified:
     """Those that decode, then those whose prefill is complete."""
     token_ids: list[int]
     logprobs: list[float | None] | None
-    num_rows: int
-    """Rows of the forward pass."""
 
 
 class Engine:
     """Continuous batching over one target, with a drafter and a policy. Not thread-safe.
 
-    `run` is the whole interface: requests in, finished requests out, in the order in which they finish.
+    `run` is the whole interface: requests in, finished requests out, in the order in which they finish. A replay has
+    draft(), sample() and the clock its own way.
     """
 
     def __init__(
@@ -79,11 +78,11 @@ class Engine:
         self.sampler = Sampler(target.eos_token_ids)
         self.stop = StopChecker(target.eos_token_ids, token_bytes, self.max_model_len)
         self.stats = EngineStats(num_accepted_tokens_per_pos=[0] * self.max_draft_tokens)
+        self.clock = StepClock()
         self.on_step: Callable[[StepRecord], None] | None = None
         """Called after each step; an exception from it leaves `run` once what has finished is handed over."""
         self._request_timeout_s = config.request_timeout_s
         self._acceptance = RollingAcceptance()
-        self._started_at = time.perf_counter()
         self._waited_s = 0.0  # for the caller, since the last step
 
     @classmethod
@@ -123,7 +122,8 @@ class Engine:
 
     def step(self) -> tuple[list[Request], StepRecord]:
         """Schedule, decide, draft, verify, commit; returns the requests that finished and the step's record."""
-        clock = StepClock()
+        clock = self.clock
+        clock.begin_step()
         batch = self.scheduler.schedule()
         for request in batch.admitted:
             request.began_at_s = self.stats.busy_s
@@ -132,14 +132,14 @@ class Engine:
         clock.lap("other")
         decision = self._decide(state)
         clock.lap("policy")
-        self._draft(state, decision, batch)
+        self.draft(state, decision, batch)
         clock.lap("draft")
         verified = self._verify(batch, slots)
         clock.lap("verify")
         num_committed, num_accepted = self._commit(batch, verified)
         clock.lap("other")
-        self._learn(state, batch, num_committed, num_accepted, verified.num_rows, clock)
-        record = self._record(state, decision, batch, num_committed, num_accepted, verified, clock)
+        self._learn(state, batch, num_committed, num_accepted)
+        record = self._record(state, decision, batch, num_committed, num_accepted)
         return [request for request in verified.requests if request.finish_reason is not None], record
 
     def _hand_over(self, finished: list[Request]) -> Iterator[RequestOutput]:
@@ -231,7 +231,7 @@ class Engine:
         limit = np.minimum(self.slots.max_num_tokens[state.slots] - state.context_lens - 1, state.max_draft_tokens)
         return replace(decision, num_draft_tokens=np.clip(decision.num_draft_tokens, 0, limit).astype(np.int32))
 
-    def _draft(self, state: StepState, decision: SpecDecision, batch: Batch) -> None:
+    def draft(self, state: StepState, decision: SpecDecision, batch: Batch) -> None:
         """Find KV slots for the budgets, let the drafter propose and the policy trim."""
         batch.drafts = batch.proposals = [[] for _ in batch.decodes]
         if self._proposer is None or not decision.num_draft_tokens.any():
@@ -249,15 +249,21 @@ class Engine:
         return DraftBatch(batch.decodes, state.slots, self.slots)
 
     def _verify(self, batch: Batch, slots: Int32) -> Verified:
-        """One ragged forward pass over prefill chunks, decodes and drafts, and a token for each row of logits."""
+        """Ask the target about what decodes, what is drafted and what comes after a complete prefill."""
         if not batch.requests:
             raise EngineError("no request can be scheduled; the KV cache is too small for the queue's head")
-        inputs = self.slots.gather(batch, slots)
-        logits = self.target.forward(inputs)
         complete = [r for r, n in zip(batch.prefills, batch.chunks, strict=True) if n == r.num_uncomputed_tokens]
         requests = batch.decodes + complete
-        token_ids, logprobs = self.sampler.sample(logits, requests, batch.drafts + [[] for _ in complete])
-        return Verified(requests, token_ids, logprobs, len(inputs.positions))
+        token_ids, logprobs = self.sample(batch, slots, requests, batch.drafts + [[] for _ in complete])
+        return Verified(requests, token_ids, logprobs)
+
+    def sample(
+        self, batch: Batch, slots: Int32, requests: list[Request], drafts: list[list[int]]
+    ) -> tuple[list[int], list[float | None] | None]:
+        """One ragged forward pass over prefill chunks, decodes and drafts, and a token for each row of logits: 1 + its
+        drafts for each of the requests. Log probabilities where any of them wants some."""
+        logits = self.target.forward(self.slots.gather(batch, slots))
+        return self.sampler.sample(logits, requests, drafts)
 
     def _commit(self, batch: Batch, verified: Verified) -> tuple[Int32, Int32]:
         """Append what the target said as far as the drafts agree.
@@ -305,9 +311,7 @@ class Engine:
             return False
         return True
 
-    def _learn(
-        self, state: StepState, batch: Batch, committed: Int32, accepted: Int32, num_rows: int, clock: StepClock
-    ) -> None:
+    def _learn(self, state: StepState, batch: Batch, committed: Int32, accepted: Int32) -> None:
         """Tell the drafter and the policy what happened, and let finished requests go."""
         drafted, proposed = _lengths(batch.drafts), _lengths(batch.proposals)
         if drafted.any():
@@ -324,10 +328,10 @@ class Engine:
                     num_accepted_tokens=accepted,
                     num_matched_tokens=_matched(batch, proposed, drafted, accepted, committed[: state.num_running]),
                     num_committed_tokens=committed[: state.num_running],
-                    num_batched_tokens=num_rows,
-                    draft_s=clock.seconds["draft"],
-                    verify_s=clock.seconds["verify"],
-                    other_s=clock.seconds["other"] + clock.seconds["policy"],
+                    num_batched_tokens=batch.num_rows,
+                    draft_s=self.clock.seconds["draft"],
+                    verify_s=self.clock.seconds["verify"],
+                    other_s=self.clock.seconds["other"] + self.clock.seconds["policy"],
                 )
             )
         for request in batch.requests:
@@ -352,25 +356,19 @@ class Engine:
                 self.stats.num_accepted_tokens_per_pos[position] += count
 
     def _record(
-        self,
-        state: StepState,
-        decision: SpecDecision,
-        batch: Batch,
-        committed: Int32,
-        accepted: Int32,
-        verified: Verified,
-        clock: StepClock,
+        self, state: StepState, decision: SpecDecision, batch: Batch, committed: Int32, accepted: Int32
     ) -> StepRecord:
         """Add the step to the totals."""
-        clock.lap("other")
+        self.clock.lap("other")
+        seconds = self.clock.seconds
         record = StepRecord(
             step=state.step,
-            start_s=clock.started - self._started_at,
+            start_s=self.clock.start_s,
             num_running=state.num_running,
             num_scheduled=state.num_scheduled,
             num_waiting=state.num_waiting,
             num_prefill_tokens=state.num_prefill_tokens,
-            num_batched_tokens=verified.num_rows,
+            num_batched_tokens=batch.num_rows,
             num_context_tokens=int(state.context_lens.sum()),
             num_drafts=sum(map(bool, batch.drafts)),
             num_proposed_tokens=sum(map(len, batch.proposals)),
@@ -382,10 +380,10 @@ class Engine:
             kv_usage=state.kv_usage,
             rolling_acceptance_rate=state.rolling_acceptance_rate,
             reason=decision.reason,
-            policy_s=clock.seconds["policy"],
-            draft_s=clock.seconds["draft"],
-            verify_s=clock.seconds["verify"],
-            other_s=clock.seconds["other"],
+            policy_s=seconds["policy"],
+            draft_s=seconds["draft"],
+            verify_s=seconds["verify"],
+            other_s=seconds["other"],
             input_wait_s=self._waited_s,
         )
         self._waited_s = 0.0

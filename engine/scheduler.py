@@ -47,6 +47,11 @@ class Batch:
         drafts = self.drafts or [[]] * len(self.decodes)
         return np.array([1 + len(d) for d in drafts] + self.chunks, dtype=np.int32)
 
+    @property
+    def num_rows(self) -> int:
+        """Rows of the forward pass: all of query_lens."""
+        return len(self.decodes) + sum(map(len, self.drafts)) + self.num_prefill_tokens
+
 
 class Scheduler:
     """Hands a step's token budget to requests that decode first, then to prefills, oldest first.

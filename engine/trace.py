@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
 
@@ -117,14 +117,22 @@ class RollingAcceptance:
 
 
 class StepClock:
-    """Seconds of a step by part."""
+    """Seconds of the step at work, by part."""
 
     def __init__(self) -> None:
-        self.started = self._last = time.perf_counter()
-        self.seconds: Counter[str] = Counter()
+        self._began = self._last = time.perf_counter()
+        self.start_s = 0.0
+        """When the step began; 0 is when the clock was made."""
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+
+    def begin_step(self) -> None:
+        """Forget the last step."""
+        self._last = time.perf_counter()
+        self.start_s = self._last - self._began
+        self.seconds.clear()
 
     def lap(self, part: str) -> None:
         """Book the time since the last lap under this part."""
         now = time.perf_counter()
-        self.seconds[part] += now - self._last  # type: ignore[assignment]
+        self.seconds[part] += now - self._last
         self._last = now

@@ -6,7 +6,6 @@ they would be; only the seconds are a model's.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -16,12 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..engine.config import EngineConfig
-from ..engine.engine import Engine, Verified
-from ..engine.errors import EngineError
+from ..engine.engine import Engine
 from ..engine.request import FinishReason, Request
 from ..engine.scheduler import Batch
 from ..engine.stop import StopChecker
-from ..engine.trace import StepClock, StepRecord
+from ..engine.trace import StepClock
 from ..policies.base import Int32, SpecDecision, SpeculationPolicy, StepState
 from ..policies.fixed import Always
 
@@ -110,59 +108,45 @@ class ReplayEngine(Engine):
         self.stop = RecordedEnd(recorded)
         self.costs = costs
         self._recorded = recorded
-        self._clock = ModelledClock(self._started_at)
+        self.clock = ModelledClock()
         self._asked = (0, 0)  # requests that the step asks drafts for, and the longest that came
         self._drafting_s = 0.0
 
-    def _draft(self, state: StepState, decision: SpecDecision, batch: Batch) -> None:
+    def draft(self, state: StepState, decision: SpecDecision, batch: Batch) -> None:
+        """See Engine."""
         began = perf_counter()
-        super()._draft(state, decision, batch)
+        super().draft(state, decision, batch)
         self._drafting_s = perf_counter() - began
         self._asked = int(np.count_nonzero(decision.num_draft_tokens)), max(map(len, batch.proposals), default=0)
 
-    def _verify(self, batch: Batch, slots: Int32) -> Verified:
-        """The recorded tokens where the target's own would be."""
-        if not batch.requests:
-            raise EngineError("no request can be scheduled; the KV cache is too small for the queue's head")
-        complete = [r for r, n in zip(batch.prefills, batch.chunks, strict=True) if n == r.num_uncomputed_tokens]
-        requests = batch.decodes + complete
+    def sample(
+        self, batch: Batch, slots: Int32, requests: list[Request], drafts: list[list[int]]
+    ) -> tuple[list[int], list[float | None] | None]:
+        """The recorded tokens where the target's own would be; the step takes what it is taken to cost."""
+        self._set_clock(batch, slots)
         token_ids: list[int] = []
-        for request, draft in zip(requests, batch.drafts + [[] for _ in complete], strict=True):
+        for request, draft in zip(requests, drafts, strict=True):
             tokens = self.next_tokens(request, len(draft) + 1)
             token_ids += tokens
             token_ids += [NO_TOKEN] * (len(draft) + 1 - len(tokens))
-        return Verified(requests, token_ids, None, int(batch.query_lens.sum()))
+        return token_ids, None
+
+    def _set_clock(self, batch: Batch, slots: Int32) -> None:
+        num_running, num_prefill_tokens = len(batch.decodes), batch.num_prefill_tokens
+        context = int(self.slots.num_tokens[slots[:num_running]].sum())
+        self.clock.seconds["verify"] = float(
+            self.costs.step_s(batch.num_rows, num_running, context, num_prefill_tokens)
+        )
+        num_asked, longest = self._asked
+        if num_asked:
+            draft_s = self.costs.draft_s(num_asked, longest)
+            # Where nobody knows better, what the drafter took here and now.
+            self.clock.seconds["draft"] = self._drafting_s if draft_s is None else float(draft_s)
 
     def next_tokens(self, request: Request, num: int) -> list[int]:
         """How the request goes on, as far as it does."""
         known = len(request.output_token_ids)
         return list(self._recorded[request.request_id][known : known + num])
-
-    def _learn(
-        self, state: StepState, batch: Batch, committed: Int32, accepted: Int32, num_rows: int, clock: StepClock
-    ) -> None:
-        self._clock.begin_step()
-        context = int(state.context_lens.sum())
-        step_s = self.costs.step_s(num_rows, state.num_running, context, state.num_prefill_tokens)
-        self._clock.seconds["verify"] = float(step_s)  # type: ignore[assignment]
-        num_asked, longest = self._asked
-        if num_asked:
-            draft_s = self.costs.draft_s(num_asked, longest)
-            # Where nobody knows better, what the drafter took here and now.
-            self._clock.seconds["draft"] = self._drafting_s if draft_s is None else float(draft_s)  # type: ignore[assignment]
-        super()._learn(state, batch, committed, accepted, num_rows, self._clock)
-
-    def _record(
-        self,
-        state: StepState,
-        decision: SpecDecision,
-        batch: Batch,
-        committed: Int32,
-        accepted: Int32,
-        verified: Verified,
-        clock: StepClock,
-    ) -> StepRecord:
-        return super()._record(state, decision, batch, committed, accepted, verified, self._clock)
 
 
 class OracleEngine(ReplayEngine):
@@ -181,8 +165,9 @@ class OracleEngine(ReplayEngine):
     ) -> None:
         super().__init__(recorded, costs, target, config, Always(), drafter)
 
-    def _draft(self, state: StepState, decision: SpecDecision, batch: Batch) -> None:
-        super()._draft(state, decision, batch)
+    def draft(self, state: StepState, decision: SpecDecision, batch: Batch) -> None:
+        """See Engine."""
+        super().draft(state, decision, batch)
         num_asked, longest = self._asked
         if not num_asked or not longest:
             return
@@ -224,14 +209,10 @@ class RecordedEnd(StopChecker):
 class ModelledClock(StepClock):
     """Seconds that are set, not measured; they add up from step to step."""
 
-    def __init__(self, started: float) -> None:
-        super().__init__()
-        self.started = started
-
     def begin_step(self) -> None:
         """Go on where the last step ended."""
-        self.started += sum(self.seconds.values())
-        self.seconds = Counter()
+        self.start_s += sum(self.seconds.values())
+        self.seconds.clear()
 
     def lap(self, part: str) -> None:
         """Nothing passes."""

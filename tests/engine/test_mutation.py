@@ -136,14 +136,14 @@ def test_sees_a_kv_slot_that_is_one_off_after_a_rollback(monkeypatch):
 
 def test_sees_block_tables_from_before_the_drafts(monkeypatch):
     """Drafts may grow into a new block after the tables of the step were loaded."""
-    draft = Engine._draft
+    draft = Engine.draft
 
     def stale(self, state, decision, batch):
         with monkeypatch.context() as patch:
             patch.setattr(SlotTable, "refresh_blocks", lambda self, request: None)
             return draft(self, state, decision, batch)
 
-    monkeypatch.setattr(Engine, "_draft", stale)
+    monkeypatch.setattr(Engine, "draft", stale)
     assert differing()
 
 
