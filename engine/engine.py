@@ -136,9 +136,10 @@ class Engine:
         clock.lap("draft")
         verified = self._verify(batch, slots)
         clock.lap("verify")
-        num_committed, num_accepted = self._commit(batch, verified)
+        num_committed, num_matched = self._commit(batch, verified)
+        num_accepted = np.minimum(num_matched, batch.num_draft_tokens)
         clock.lap("other")
-        self._learn(state, batch, num_committed, num_accepted)
+        self._learn(state, batch, num_committed, num_accepted, num_matched)
         record = self._record(state, decision, batch, num_committed, num_accepted)
         return [request for request in verified.requests if request.finish_reason is not None], record
 
@@ -201,6 +202,7 @@ class Engine:
         return None
 
     def _state(self, batch: Batch, slots: Int32) -> StepState:
+        at = slots.astype(np.intp)
         return StepState(
             step=self.stats.num_steps,
             num_running=len(batch.decodes),
@@ -212,10 +214,10 @@ class Engine:
             drafter=self.drafter.kind if self.drafter else "none",
             rolling_acceptance_rate=self._acceptance.rate,
             slots=slots,
-            context_lens=self.slots.num_tokens[slots],
-            groups=self.slots.groups[slots],
-            num_draft_tokens=self.slots.num_draft_tokens[slots],
-            num_accepted_tokens=self.slots.num_accepted_tokens[slots],
+            context_lens=self.slots.num_tokens.take(at),
+            groups=self.slots.groups.take(at),
+            num_draft_tokens=self.slots.num_draft_tokens.take(at),
+            num_accepted_tokens=self.slots.num_accepted_tokens.take(at),
         )
 
     def _decide(self, state: StepState) -> SpecDecision:
@@ -233,7 +235,7 @@ class Engine:
 
     def draft(self, state: StepState, decision: SpecDecision, batch: Batch) -> None:
         """Find KV slots for the budgets, let the drafter propose and the policy trim."""
-        batch.drafts = batch.proposals = [[] for _ in batch.decodes]
+        batch.propose([[] for _ in batch.decodes], np.zeros(state.num_running, np.int32))
         if self._proposer is None or not decision.num_draft_tokens.any():
             return
         budgets = self.scheduler.reserve_drafts(batch, decision.num_draft_tokens)
@@ -241,9 +243,8 @@ class Engine:
             if budget:
                 self.slots.refresh_blocks(request)
         drafts = self._proposer.propose(self._draft_batch(state, batch), budgets)
-        keep = self.policy.trim(Proposals(state, budgets, drafts.num_draft_tokens, drafts.survival))
-        batch.proposals = drafts.token_ids
-        batch.drafts = [draft[: max(0, k)] for draft, k in zip(drafts.token_ids, keep.tolist(), strict=True)]
+        batch.propose(drafts.token_ids, drafts.num_draft_tokens)
+        batch.cut(self.policy.trim(Proposals(state, budgets, batch.num_proposed_tokens, drafts.survival)))
 
     def _draft_batch(self, state: StepState, batch: Batch) -> DraftBatch:
         return DraftBatch(batch.decodes, state.slots, self.slots)
@@ -268,25 +269,28 @@ class Engine:
     def _commit(self, batch: Batch, verified: Verified) -> tuple[Int32, Int32]:
         """Append what the target said as far as the drafts agree.
 
-        Returns tokens committed, for each request of `verified`, and drafts accepted [R], for those that decode.
+        Returns tokens committed, for each request of `verified`, and proposed tokens matched [R], for those that
+        decode, as in StepFeedback: the token behind the drafts also grades the first one that was cut.
         """
         for request, chunk in zip(batch.prefills, batch.chunks, strict=True):
             request.num_computed_tokens += chunk
-        drafts = batch.drafts + [[] for _ in verified.requests[len(batch.decodes) :]]
-        committed, accepted, row = [], [], 0
-        for request, draft in zip(verified.requests, drafts, strict=True):
-            sampled = verified.token_ids[row : row + len(draft) + 1]
-            num_accepted = count_accepted(draft, sampled)
-            logprobs = verified.logprobs[row : row + num_accepted + 1] if verified.logprobs else None
-            committed.append(num := self._append(request, sampled[: num_accepted + 1], logprobs))
-            accepted.append(min(num_accepted, num))
-            row += len(draft) + 1
-        num_decodes = len(batch.decodes)
+        num_decodes, num_complete = len(batch.decodes), len(verified.requests) - len(batch.decodes)
+        proposals = batch.proposals + [[]] * num_complete
+        lengths = batch.num_draft_tokens.tolist() + [0] * num_complete
+        committed, matched, row = [], [], 0
+        for request, proposal, length in zip(verified.requests, proposals, lengths, strict=True):
+            sampled = verified.token_ids[row : row + length + 1]
+            num_matched = count_accepted(proposal[: length + 1], sampled)
+            end = min(num_matched, length) + 1
+            logprobs = verified.logprobs[row : row + end] if verified.logprobs else None
+            committed.append(num := self._append(request, sampled[:end], logprobs))
+            matched.append(min(num_matched, num))
+            row += length + 1
         for request, num in zip(batch.decodes, committed, strict=False):
             request.num_computed_tokens += num
         for request in batch.requests:
             self.blocks.commit(request)
-        return np.array(committed, np.int32), np.array(accepted[:num_decodes], np.int32)
+        return np.array(committed, np.int32), np.array(matched[:num_decodes], np.int32)
 
     def _append(self, request: Request, token_ids: list[int], logprobs: list[float | None] | None) -> int:
         """Append tokens until one ends the request; returns how many."""
@@ -311,9 +315,9 @@ class Engine:
             return False
         return True
 
-    def _learn(self, state: StepState, batch: Batch, committed: Int32, accepted: Int32) -> None:
+    def _learn(self, state: StepState, batch: Batch, committed: Int32, accepted: Int32, matched: Int32) -> None:
         """Tell the drafter and the policy what happened, and let finished requests go."""
-        drafted, proposed = _lengths(batch.drafts), _lengths(batch.proposals)
+        drafted = batch.num_draft_tokens
         if drafted.any():
             assert self._proposer is not None
             self._proposer.observe(self._draft_batch(state, batch), drafted, accepted)
@@ -323,10 +327,10 @@ class Engine:
             self.policy.observe(
                 StepFeedback(
                     state=state,
-                    num_proposed_tokens=proposed,
+                    num_proposed_tokens=batch.num_proposed_tokens,
                     num_draft_tokens=drafted,
                     num_accepted_tokens=accepted,
-                    num_matched_tokens=_matched(batch, proposed, drafted, accepted, committed[: state.num_running]),
+                    num_matched_tokens=matched,
                     num_committed_tokens=committed[: state.num_running],
                     num_batched_tokens=batch.num_rows,
                     draft_s=self.clock.seconds["draft"],
@@ -370,10 +374,10 @@ class Engine:
             num_prefill_tokens=state.num_prefill_tokens,
             num_batched_tokens=batch.num_rows,
             num_context_tokens=int(state.context_lens.sum()),
-            num_drafts=sum(map(bool, batch.drafts)),
-            num_proposed_tokens=sum(map(len, batch.proposals)),
-            num_draft_tokens=sum(map(len, batch.drafts)),
-            max_draft_len=max(map(len, batch.drafts), default=0),
+            num_drafts=int(np.count_nonzero(batch.num_draft_tokens)),
+            num_proposed_tokens=int(batch.num_proposed_tokens.sum()),
+            num_draft_tokens=int(batch.num_draft_tokens.sum()),
+            max_draft_len=int(batch.num_draft_tokens.max(initial=0)),
             num_accepted_tokens=int(accepted.sum()),
             num_generation_tokens=int(committed.sum()),
             num_preemptions=batch.num_preemptions,
@@ -395,18 +399,3 @@ class Engine:
         self.stats.num_waiting = len(self.scheduler.waiting)
         self.stats.kv_usage = self.blocks.usage
         return record
-
-
-def _lengths(lists: list[list[int]]) -> Int32:
-    return np.fromiter(map(len, lists), dtype=np.int32, count=len(lists))
-
-
-def _matched(batch: Batch, proposed: Int32, drafted: Int32, accepted: Int32, committed: Int32) -> Int32:
-    """[R] leading proposed tokens that equal the target's: where all verified drafts were accepted, the token that came
-    after them also grades the first one that was cut."""
-    matched = accepted.copy()
-    cut = np.flatnonzero((accepted == drafted) & (drafted < proposed) & (accepted < committed))
-    pairs = zip(cut.tolist(), accepted[cut].tolist(), strict=True)
-    same = [batch.decodes[i].output_token_ids[-1] == batch.proposals[i][k] for i, k in pairs]
-    matched[cut] += np.fromiter(same, np.int32, len(same))
-    return matched

@@ -27,6 +27,9 @@ class Batch:
     """Draft tokens of each entry of decodes that are verified, set once the policy has cut the drafter's proposals."""
     proposals: list[list[int]] = field(default_factory=list)
     """What the drafter proposed for each entry of decodes: the drafts and what was cut behind them."""
+    num_draft_tokens: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))
+    num_proposed_tokens: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))
+    """[R] lengths of drafts and of proposals."""
     admitted: list[Request] = field(default_factory=list)
     """Those of prefills that run for the first time."""
     num_preemptions: int = 0
@@ -40,6 +43,16 @@ class Batch:
     def num_prefill_tokens(self) -> int:
         """Prompt (or recomputed) tokens in the step."""
         return sum(self.chunks)
+
+    def propose(self, proposals: list[list[int]], num_proposed_tokens: Int32) -> None:
+        """Take what the drafter found, all of it to be verified until it is cut."""
+        self.drafts = self.proposals = proposals
+        self.num_draft_tokens = self.num_proposed_tokens = num_proposed_tokens
+
+    def cut(self, keep: Int32) -> None:
+        """Verify no more than so many [R] of what was proposed."""
+        self.num_draft_tokens = np.minimum(np.maximum(keep, 0), self.num_proposed_tokens).astype(np.int32)
+        self.drafts = [ids[:k] for ids, k in zip(self.proposals, self.num_draft_tokens.tolist(), strict=True)]
 
     @property
     def query_lens(self) -> Int32:

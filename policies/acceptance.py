@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from .base import Float32, Int32, Proposals, StepFeedback, StepState
 from .confidence import Confidence, Float64, Intp, bins_of
+from .ladder import prefixes
 from .rates import ACCEPTANCE, AVAILABILITY, Rates
 
 MAX_GROUPS = 64
@@ -56,6 +57,7 @@ class AcceptanceModel:
         self._rates = Rates()
         self._confidence = Confidence()
         self._offsets = np.zeros(256)  # by slot
+        self._levels: Intp = np.full(256, len(LEVELS) // 2)  # by slot: of the offset, a row of its group's tables
         self._information = np.zeros(256)  # by slot: of the offset, from trials alone
         self._variance = 0.3  # of the offsets over requests
         self._newcomer = 0.0  # offset of a request of which nothing is known
@@ -86,18 +88,20 @@ class AcceptanceModel:
         """
         width = proposals.survival.shape[1]
         self._locate(proposals.state, width)
-        survival: Float64 = self._masks.take(proposals.num_draft_tokens, 0)
-        if self._confidence.trust == 0:
-            survival *= self._survival.take(self._rows, 0)
-        elif width:
-            survival[:, :width] *= self._by_confidence(proposals.survival)
+        if self._confidence.trust and width:
+            by_confidence = self._by_confidence(proposals.survival)
+            by_confidence *= prefixes(width, np.float32).take(proposals.num_draft_tokens, 0)
+            return by_confidence.astype(np.float64)
+        survival: Float64 = self._survival.take(self._rows, 0)
+        survival *= self._masks.take(proposals.num_draft_tokens, 0)
         return survival if width == self._num_positions else survival[:, :width]
 
     def _by_confidence(self, survival: Float32) -> Float32:
         """[R, K] survival from the drafter's confidence, mixed with history as far as that helps."""
         width = survival.shape[1]
-        before = np.empty_like(survival)
-        before[:, 0], before[:, 1:] = 1, survival[:, :-1]
+        before = np.empty(survival.shape, np.float32)
+        before.ravel()[1:] = survival.ravel()[:-1]  # one run: request by request would take longer
+        before[:, 0] = 1
         bins = bins_of(survival, before)
         if self._confidence.trust == 1:
             logs = self._confidence.log_rates.take(bins)
@@ -156,33 +160,41 @@ class AcceptanceModel:
         if state is self._state:
             return
         self._state, self._slots = state, state.slots.astype(np.intp)
-        try:
-            offsets = self._offsets.take(self._slots)
-        except IndexError:
-            more = np.zeros(int(self._slots.max()) + 1)
-            self._offsets = np.concatenate((self._offsets, more))
-            self._information = np.concatenate((self._information, more))
-            offsets = self._offsets.take(self._slots)
-        if np.count_nonzero(state.num_draft_tokens) < len(offsets):
+        if np.count_nonzero(state.num_draft_tokens) < len(self._slots):
             new = self._slots[state.num_draft_tokens == 0]
-            self._offsets[new], self._information[new] = self._newcomer, 0
-            offsets = self._offsets.take(self._slots)
-        self._old_offsets = offsets
-        levels = offsets * LEVELS_PER_LOGIT
-        levels += len(LEVELS) // 2 + 0.5
-        self._rows: Intp = levels.astype(np.intp)
-        self._groups: Intp = (state.groups & (MAX_GROUPS - 1)).astype(np.intp)
+            self._make_room(int(new.max()) + 1)
+            self._place(new, np.full(len(new), self._newcomer))
+            self._information[new] = 0
+        try:
+            self._rows: Intp = self._levels.take(self._slots)
+        except IndexError:
+            self._make_room(int(self._slots.max()) + 1)
+            self._rows = self._levels.take(self._slots)
+        self._groups: Intp = state.groups.astype(np.intp)
+        self._groups &= MAX_GROUPS - 1
         if self._num_groups > 1 or np.count_nonzero(self._groups):
-            if len(offsets) and (num_groups := int(self._groups.max()) + 1) > self._num_groups:
+            if (num_groups := int(self._groups.max(initial=0)) + 1) > self._num_groups:
                 self._resize(num_groups, self._num_positions)
             self._rows += self._groups * len(LEVELS)
+
+    def _make_room(self, num_slots: int) -> None:
+        more = max(num_slots - len(self._offsets), 0)
+        self._offsets, self._information = np.pad(self._offsets, (0, more)), np.pad(self._information, (0, more))
+        self._levels = np.pad(self._levels, (0, more), constant_values=len(LEVELS) // 2)
+
+    def _place(self, slots: Intp, offsets: Float64) -> None:
+        """Note the offsets of the requests in these slots, and which rows of the tables they make."""
+        self._offsets[slots] = offsets
+        levels = offsets * LEVELS_PER_LOGIT
+        levels += len(LEVELS) // 2 + 0.5
+        self._levels[slots] = levels.astype(np.intp)
 
     def _count(self, budgets: Int32, proposed: Int32, reached: Int32, passed: Int32) -> None:
         """Add outcomes to the counts of each group, and to the offsets of the requests."""
         found = np.minimum(proposed + 1, budgets)
         found += proposed
-        groups = self._groups if self._num_groups > 1 else None
-        self._rates.count(reached + passed, found, self._old_offsets, groups)
+        groups, old_offsets = self._groups if self._num_groups > 1 else None, self._offsets.take(self._slots)
+        self._rates.count(reached + passed, found, old_offsets, groups)
         cells = self._rows * (self._num_positions + 1)
         cells += reached
         information, gained = self._information.take(self._slots), self._sums[1].take(cells)
@@ -193,10 +205,11 @@ class AcceptanceModel:
         information += gained
         np.minimum(information, MAX_INFORMATION, out=information)
         offsets /= information + 1 / self._variance
-        offsets += self._old_offsets
+        offsets += old_offsets
         np.maximum(offsets, LEVELS[0, 0], out=offsets)
         np.minimum(offsets, LEVELS[-1, 0], out=offsets)
-        self._offsets[self._slots], self._information[self._slots] = offsets, information
+        self._place(self._slots, offsets)
+        self._information[self._slots] = information
 
     def _score(self, proposals: Proposals, reached: Int32, passed: Int32) -> None:
         """Grade predictions for some of the requests, every few steps where there are many."""
@@ -240,7 +253,8 @@ class AcceptanceModel:
             self._newcomer = 0.0
         if self._state is not None:
             slots = self._slots[changed[self._groups]]
-            self._offsets[slots] = self._information[slots] = 0
+            self._place(slots, np.zeros(len(slots)))
+            self._information[slots] = 0
 
     def _learn_spread(self) -> None:
         """One EM step for the variance of the offsets over requests."""
@@ -254,7 +268,7 @@ class AcceptanceModel:
     def _resize(self, num_groups: int, num_positions: int) -> None:
         self._num_groups, self._num_positions = num_groups, num_positions
         self._rates.resize(num_groups, num_positions)
-        self._masks = np.tri(num_positions + 1, num_positions, -1)
+        self._masks = prefixes(num_positions)
         self._running_sum = np.tri(num_positions, dtype=np.float32).T
         self._build()
 

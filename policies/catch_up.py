@@ -18,25 +18,27 @@ class CatchUp:
 
     def behind(self, state: StepState) -> Int32:
         """[R] tokens that the drafter would have to read of each request before it can draft for it."""
-        slots, context = state.slots, state.context_lens
-        if (top := int(slots.max(initial=-1)) + 1) > len(self._seen):
-            self._seen, self._held = (np.pad(a, (0, 2 * top - len(a))) for a in (self._seen, self._held))
+        slots, context = state.slots.astype(np.intp), state.context_lens
+        try:
+            held = self._held.take(slots)
+        except IndexError:
+            more = 2 * (int(slots.max()) + 1) - len(self._held)
+            self._seen, self._held = np.pad(self._seen, (0, more)), np.pad(self._held, (0, more))
+            held = self._held.take(slots)
         behind = context - self._seen.take(slots)
-        is_other = context < self._held.take(slots)  # fewer tokens than before: another request
-        np.copyto(behind, context, where=is_other)
+        np.copyto(behind, context, where=context < held)  # fewer tokens than before: another request
         return behind
 
     def observe(self, feedback: StepFeedback, budgets: Int32 | None) -> float:
         """Follow a step; returns how many tokens the requests that were drafted for were behind. budgets: [R] drafts
         asked for; None: none."""
-        slots, context = feedback.state.slots, feedback.state.context_lens
+        slots, context = feedback.state.slots.astype(np.intp), feedback.state.context_lens
         left, caught_up = self.behind(feedback.state), 0.0
         if budgets is not None:
-            asked = budgets > 0
-            caught_up = float(left @ asked)
-            left[asked] = 0
+            still_left = left * (budgets == 0)
+            left, caught_up = still_left, float(left.sum() - still_left.sum())
         elif stood_by(feedback):
-            left[:] = 0
+            left.fill(0)
         self._seen[slots] = context - left
         self._held[slots] = context
         return caught_up

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,13 @@ KNOTS = (
 )
 """Rows between which the cost of a step is a straight line: dense where real surfaces have their stairs."""
 MAX_CAPTURE_KNOTS = 32
-OFTEN, MANY_REQUESTS = 32, 64
-"""Steps of a size that make it well known, and the requests from which time is saved on it,"""
+OFTEN, MANY_REQUESTS, SELDOM = 32, 64, 4
+"""Steps of a size that make it well known, and the requests from which time is saved on it: one step in two is learned
+from, of more requests one in R / 64, but never less than one in four,"""
 SURPRISE = 0.1
 """unless its seconds are so far from what was predicted."""
+USUALLY_BEHIND = 200
+"""Requests from which it is also saved where the drafter reads what the last step has brought, as most have to."""
 FREE_ROWS = 64
 """Until measured, a step is taken to cost as though so many rows more (and as many as were first seen) came with it
 anyhow: extra rows look cheap. What looks cheap is tried and corrected; what looks dear would never be."""
@@ -94,6 +97,21 @@ class CostModel:
         rest = (a + d * has_drafts) * num_requests + b * num_context_tokens + c * num_prefill_tokens
         return np.asarray(np.maximum(line + rest, 0.1 * line))
 
+    def one_step_s(self, num_rows: int, num_requests: int, num_context_tokens: float, num_prefill_tokens: int) -> float:
+        """The same for a single number of rows, without what arrays take for it."""
+        if self._fit is None:
+            return 0.0
+        if self._line is None:
+            self._line = self._draw_line()
+        a, b, d, c = self._slopes
+        rows, line, ends = self._padded_one(num_rows), self._line.item, self._line_at.item
+        at = min(max(bisect_right(self._knots, rows), 1), len(self._knots)) - 1
+        slope = (line(at + 1) - line(at)) / (ends(at + 1) - ends(at))
+        level = slope * (max(rows, ends(at)) - ends(at)) + line(at)
+        has_drafts = num_rows > num_requests + num_prefill_tokens
+        rest = (a + d * has_drafts) * num_requests + b * num_context_tokens + c * num_prefill_tokens
+        return float(max(level + rest, 0.1 * level))
+
     def draft_s(self, num_drafting: Any, longest: Any) -> Any:
         """Seconds of drafting for num_drafting requests, the longest draft of `longest` tokens: numbers, or arrays of
         one shape.
@@ -150,16 +168,17 @@ class CostModel:
         state = feedback.state
         self._drafter = state.drafter
         asked = feedback.num_proposed_tokens if budgets is None else budgets
-        num_drafting, longest = int(np.count_nonzero(asked > 0)), int(asked.max(initial=0))
-        num_context = float(state.context_lens.sum())
+        num_drafting, num_context = int(np.count_nonzero(asked)), float(state.context_lens.sum())
         step_s = feedback.verify_s + feedback.other_s
         if not step_s > 0:
             return
         place = (feedback.num_batched_tokens, state.num_running, num_context, state.num_prefill_tokens)
-        is_usual = not num_catch_up_tokens and (num_drafting > 0 or not stood_by(feedback))
+        usual = num_drafting * (state.max_draft_tokens + 1) if state.num_running >= USUALLY_BEHIND else 0
+        is_usual = num_catch_up_tokens <= usual and (num_drafting > 0 or not stood_by(feedback))
         if is_usual and self._is_known(*place, step_s):
             return
-        drafting = self._learn_drafting(feedback, num_drafting, longest, num_catch_up_tokens, step_s)
+        longest = int(asked.max()) if num_drafting else 0
+        drafting = self._learn_drafting(feedback, num_drafting, longest, num_catch_up_tokens)
         self._refresh()
         if self._fit is None:
             self._begin(*place, step_s)
@@ -170,14 +189,16 @@ class CostModel:
         self._num_errors += 1
 
     def _is_known(self, rows: int, num_requests: int, num_context: float, num_prefill: int, seconds: float) -> bool:
-        """Whether the step may be passed over: of a large batch, at a size that was seen often, every other step that
-        took about as long as was thought is."""
+        """Whether the step may be passed over: of a large batch, at a size that was seen often, most steps that took
+        about as long as was thought are."""
         self._num_steps += 1
-        if num_requests < MANY_REQUESTS or self._num_steps % 2 or self._line is None:
+        every = min(max(num_requests // MANY_REQUESTS, 2), SELDOM)
+        if num_requests < MANY_REQUESTS or self._num_steps % every == 0 or self._line is None:
             return False
-        if self._looks[bisect_left(self._knots, rows, hi=len(self._knots) - 1)] <= OFTEN:
+        below, share = self._between(self._padded_one(rows))
+        if self._looks[below + (share >= 0.5)] <= OFTEN:
             return False
-        predicted = float(self.step_s(rows, num_requests, num_context, num_prefill))
+        predicted = self.one_step_s(rows, num_requests, num_context, num_prefill)
         return abs(seconds - predicted) < SURPRISE * predicted
 
     def _refresh(self) -> None:
@@ -199,10 +220,14 @@ class CostModel:
         rows = np.asarray(num_rows)
         return np.where(rows > sizes[-1], rows, sizes[np.minimum(np.searchsorted(sizes, rows), len(sizes) - 1)])
 
+    def _padded_one(self, num_rows: int) -> int:
+        sizes = self._capture_sizes
+        return num_rows if not len(sizes) or num_rows > sizes.item(-1) else sizes.item(sizes.searchsorted(num_rows))
+
     def _begin(self, rows: int, num_requests: int, num_context: float, num_prefill: int, seconds: float) -> None:
         """The prior: a level from the first step, which may be far too slow, and rows that cost little."""
         at = np.array(self._knots, np.float64)
-        rows = int(self._padded(np.asarray(rows)))
+        rows = self._padded_one(rows)
         free = FREE_ROWS + rows
         level = seconds * (at + free) / (rows + free)
         # a random walk over the knots, so that a size tells of its neighbours
@@ -225,7 +250,8 @@ class CostModel:
         lower = np.zeros(size)
         lower[-1] = -np.inf
         self._fit = DriftingFit(np.append(level, np.zeros(NUM_SLOPES)), whole, lower, len(at))
-        self._look(rows)
+        below, share = self._between(rows)
+        self._looks[below + (share >= 0.5)] += 1
 
     def _amounts(self, rows: int, num_requests: int, num_context: float, num_prefill: int) -> tuple[float, ...]:
         """What the slopes apply to, in their units."""
@@ -233,23 +259,21 @@ class CostModel:
         has_drafts = rows > num_requests + num_prefill
         return num_requests / a, num_context / b, has_drafts * num_requests / a, num_prefill / c
 
-    def _look(self, rows: int) -> tuple[int, float]:
-        """Count a look at this size; gives the knot at or below it, and the share of the way to the next."""
-        last = len(self._knots) - 1
-        above = min(max(bisect_left(self._knots, rows), 1), last)
+    def _between(self, rows: int) -> tuple[int, float]:
+        """The knot at or below this size, and the share of the way to the next."""
+        above = min(max(bisect_left(self._knots, rows), 1), len(self._knots) - 1)
         low, high = self._knots[above - 1], self._knots[above]
-        share = (rows - low) / (high - low)
-        self._looks[above - 1 if share < 0.5 else above] += 1
-        return above - 1, share
+        return above - 1, (rows - low) / (high - low)
 
     def _learn(self, rows: int, num_requests: int, num_context: float, num_prefill: int, seconds: float) -> float:
         """Gives the seconds that were predicted, as _learn_drafting does."""
         assert self._fit is not None
-        below, share = self._look(int(self._padded(np.asarray(rows))))
+        below, share = self._between(self._padded_one(rows))
+        place = below + (share >= 0.5)
+        self._looks[place] += 1
         x = np.zeros(len(self._fit.theta))
         x[below], x[below + 1] = 1 - share, share
         x[len(self._knots) :] = self._amounts(rows, num_requests, num_context, num_prefill)
-        place = below if share < 0.5 else below + 1
         doubt = 1 + 2 * num_prefill / max(rows, 1)
         if self._looks[place] <= FIRST_LOOKS and seconds > float(x @ self._fit.theta):
             doubt *= FIRST_DOUBT
@@ -261,17 +285,17 @@ class CostModel:
         assert self._fit is not None
         size = len(self._knots)
         self._slopes = [t / s for t, s in zip(self._fit.theta[size:].tolist(), self._scales, strict=True)]
-        line = self._fit.theta[:size]
+        found = self._fit.theta[:size]
         is_seen = self._looks >= 3
         # What was hardly looked at costs hardly less than fewer rows, and no more than more rows that are known.
-        known = np.minimum.accumulate(np.where(is_seen, line, np.inf)[::-1])[::-1]
-        line = np.where(is_seen, line, np.minimum(np.maximum(line, 0.9 * np.maximum.accumulate(line)), known))
-        slope = max(float(line[-1] - line[-2]), 0.0) / (self._knots[-1] - self._knots[-2])
-        return np.append(line, line[-1] + slope * (self._line_at[-1] - self._line_at[-2]))
+        known = np.minimum.accumulate(np.where(is_seen, found, np.inf)[::-1])[::-1]
+        line = np.empty(size + 1)
+        line[:size] = np.where(is_seen, found, np.minimum(np.maximum(found, 0.9 * np.maximum.accumulate(found)), known))
+        slope = max(line.item(-2) - line.item(-3), 0.0) / (self._knots[-1] - self._knots[-2])
+        line[-1] = line.item(-2) + slope * (self._line_at.item(-1) - self._knots[-1])
+        return line
 
-    def _learn_drafting(
-        self, feedback: StepFeedback, num_drafting: int, longest: int, num_catch_up: float, step_s: float
-    ) -> float:
+    def _learn_drafting(self, feedback: StepFeedback, num_drafting: int, longest: int, num_catch_up: float) -> float:
         seconds, kind = feedback.draft_s, feedback.state.drafter
         if num_drafting:
             x = np.array([1.0, num_drafting, longest, num_drafting * longest, num_catch_up])

@@ -43,7 +43,7 @@ class DriftingFit:
         """Prior mean [d] and covariance [d, d] in seconds and seconds squared; lower [d] bounds theta from below."""
         self.theta, self.covariance, self.lower = theta, np.ascontiguousarray(covariance), lower
         self._diagonal = self.covariance.reshape(-1)[:: len(theta) + 1]  # a view
-        self._left, self._right = np.empty((len(theta), 2)), np.empty((2, len(theta)))
+        self._left, self._right = np.empty((2, len(theta))), np.empty((2, len(theta)))
         self.noise = FIRST_NOISE
         """Relative standard deviation of an observation."""
         self.num_observed = 0
@@ -91,10 +91,11 @@ class DriftingFit:
     def _update(self, x: Float64, gain: Float64, miss: float, total_var: float) -> None:
         """Kalman's update; growth by drift and loss by what is learned are one product of rank 2."""
         left, right = self._left, self._right
-        np.multiply(self.theta, DRIFT, out=left[:, 0])
-        np.multiply(gain, total_var**-0.5, out=left[:, 1])
-        right[0], right[1] = left[:, 0], -left[:, 1]
-        self.covariance += left @ right
+        np.multiply(self.theta, DRIFT, out=left[0])
+        np.multiply(gain, total_var**-0.5, out=left[1])
+        right[0] = left[0]
+        np.negative(left[1], out=right[1])
+        self.covariance += left.T @ right
         self._diagonal += (LOCAL_DRIFT * x * self.theta) ** 2
         self.theta += gain * (miss / total_var)
         self._bound()

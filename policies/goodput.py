@@ -13,7 +13,7 @@ from .acceptance import AcceptanceModel
 from .base import Int32, Proposals, SpecDecision, SpeculationPolicy, StepFeedback, StepState
 from .cost_model import CostModel
 from .harm_guard import HarmGuard
-from .ladder import BINS, Float64, Ladder, Rung
+from .ladder import BINS, Float64, Ladder, Rung, prefixes
 from .options import draft_length
 from .prices import PricedStep, Prices
 from .probes import HOPELESS, Probes
@@ -105,15 +105,16 @@ class Goodput(SpeculationPolicy):
             return found
         step = self._steps[-1]
         step.proposals = proposals
-        if not found.any() or not (step.is_on or step.is_free):
+        num_found = int(np.count_nonzero(found))
+        if not num_found or not (step.is_on or step.is_free):
             return found
         if self._age and not step.is_on:
             return np.zeros_like(found)
         survival = self._acceptance.survival(proposals)
         ladder = Ladder(survival, scale=self._surplus.ratio)
-        keep = self._cut(step, ladder, proposals)
+        keep = self._cut(step, ladder, proposals, num_found)
         if step.is_on:
-            step.expected_accepted = float(survival[np.arange(survival.shape[1]) < keep[:, None]].sum())
+            step.expected_accepted = float(np.vdot(survival, prefixes(survival.shape[1]).take(keep, 0)))
         return keep
 
     def observe(self, feedback: StepFeedback) -> None:
@@ -124,7 +125,7 @@ class Goodput(SpeculationPolicy):
             pass
         self._account(step, feedback)
         self._prices.observe(step, feedback)
-        self._surplus.observe(float(feedback.num_accepted_tokens.sum()) * step.is_on, step.expected_accepted)
+        self._surplus.observe(float(feedback.num_accepted_tokens.sum()) if step.is_on else 0.0, step.expected_accepted)
         if (proposals := step.proposals) is None:
             if not step.state.num_prefill_tokens:
                 self._probes.plain_step()
@@ -160,7 +161,7 @@ class Goodput(SpeculationPolicy):
         """Budgets with the most expected tokens a second, going by history, whose gain is taken note of; all there may
         be of a drafter that costs nothing, since its finds are judged when they are there."""
         state = step.state
-        is_stale = self._is_stale(state)
+        is_stale = self._is_stale(step)
         if step.is_free:
             return np.full(state.num_running, longest, np.int32)
         if not is_stale:
@@ -173,13 +174,15 @@ class Goodput(SpeculationPolicy):
         self._by_slot[state.slots] = budgets
         return budgets
 
-    def _is_stale(self, state: StepState) -> bool:
+    def _is_stale(self, step: PricedStep) -> bool:
         """Whether the step needs a plan of its own; counts the steps that the last one has stood for."""
+        state = step.state
         rows = state.num_running + state.num_prefill_tokens
         self._age += 1
-        is_same = abs(rows - self._planned_rows) <= SAME_ROWS * rows and int(state.slots.max()) < len(self._by_slot)
+        is_same = abs(rows - self._planned_rows) <= SAME_ROWS * rows
         is_settled = self._switch.is_settled and state.num_running >= MANY_REQUESTS
-        if self._age < PLAN_STEPS and is_same and is_settled:
+        stands = self._age < PLAN_STEPS and is_same and is_settled
+        if stands and (step.is_free or int(state.slots.max()) < len(self._by_slot)):
             return False
         self._stood = min(self._age, PLAN_STEPS)
         self._age, self._planned_rows, self._rung = 0, rows, BINS
@@ -211,9 +214,8 @@ class Goodput(SpeculationPolicy):
             self._switch.see(gain, self._stood)
         return ladder.best(seconds, step.token_s, 0, edges) if self._switch.leaves_out(gain) else best
 
-    def _cut(self, step: PricedStep, ladder: Ladder, proposals: Proposals) -> Int32:
-        """[R] drafts to verify of what was found."""
-        state, num_found = step.state, int(np.count_nonzero(proposals.num_draft_tokens))
+    def _cut(self, step: PricedStep, ladder: Ladder, proposals: Proposals, num_found: int) -> Int32:
+        """[R] drafts to verify of what was found for num_found requests."""
         if self._age and self._rung < BINS:
             return ladder.lengths_down_to(self._rung)
         draft_s = self._prices.asked_s(proposals)
@@ -221,7 +223,7 @@ class Goodput(SpeculationPolicy):
         self._rung = best.rung
         num_rows = best.num_rows if step.is_on else 0
         if self._is_cautious(num_rows):
-            num_rows = max(CAUTIOUS_ROWS, state.num_running // 8)
+            num_rows = max(CAUTIOUS_ROWS, step.state.num_running // 8)
         return ladder.lengths(num_rows)
 
     def _is_cautious(self, num_rows: int) -> bool:
@@ -254,7 +256,7 @@ class Goodput(SpeculationPolicy):
         """Hold the step against plain decoding of the same tokens."""
         off_s = feedback.verify_s + feedback.other_s
         seconds = feedback.draft_s + off_s
-        if feedback.num_draft_tokens.any():
+        if np.count_nonzero(feedback.num_draft_tokens):
             num_tokens = float(feedback.num_committed_tokens.sum())
             off_s = step.plain_s * num_tokens / step.state.num_running + step.off_s - step.plain_s
         is_evidence = step.is_on and step.plain_s > 0 and not step.state.num_prefill_tokens

@@ -32,8 +32,8 @@ class HarmGuard:
             return
         if not is_on:
             return
-        sums = self._sums.get(tier, (0.0, 0.0, 0.0))
-        steps, on_s, plain_s = (MEMORY * a + b for a, b in zip(sums, (1.0, seconds, off_s), strict=True))
+        steps, on_s, plain_s = self._sums.get(tier, (0.0, 0.0, 0.0))
+        steps, on_s, plain_s = MEMORY * steps + 1, MEMORY * on_s + seconds, MEMORY * plain_s + off_s
         self._sums[tier] = (steps, on_s, plain_s)
         if steps >= LEAST_STEPS * 0.8 and plain_s < HARM * on_s:
             length = self._next_block.get(tier, BLOCK_STEPS)

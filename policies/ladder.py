@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,10 +52,18 @@ class Ladder:
         [R, K] expected share of each draft that will be there at all; None: 1. scale: accepted drafts for each that
         survival lets expect."""
         expected = survival if weights is None else survival * weights
-        share = survival / (1 + expected @ _before(survival.shape[1]))
-        self._bins = (share * (BINS - 1e-6)).astype(np.int64)
+        before = expected @ _before(survival.shape[1])
+        before += 1
+        self._shares = np.divide(survival, before, out=before)
+        self._shares *= BINS - 1e-6
         self._weights, self._scale = weights, scale
         self.num_requests = len(survival)
+
+    @cached_property
+    def _bins(self) -> Int64:
+        """[R, K] worth of each draft: BINS - 1 goes first, 0 is never verified."""
+        bins: Int64 = self._shares.astype(np.int64)
+        return bins
 
     @cached_property
     def _counts(self) -> NDArray[np.number]:
@@ -116,17 +125,25 @@ class Ladder:
         For a ladder without weights.
         """
         rung = int(np.searchsorted(self.rows, num_rows, side="right")) - 1
-        whole = self._bins >= BINS - rung
-        lengths = whole.sum(axis=1)
+        lengths = self.lengths_down_to(rung)
         missing = num_rows - int(self.rows[rung])
         if missing > 0 and rung < BINS - 1:
             last = np.flatnonzero(self._bins.T.ravel() == BINS - 1 - rung)[:missing]
-            lengths += np.bincount(last % self.num_requests, minlength=self.num_requests)
-        return np.asarray(lengths, np.int32)
+            lengths += np.bincount(last % self.num_requests, minlength=self.num_requests).astype(np.int32)
+        return lengths
 
     def lengths_down_to(self, rung: int) -> Int32:
         """[R] drafts of each request that are above a rung."""
-        return np.asarray((self._bins >= BINS - rung).sum(axis=1), np.int32)
+        is_above = self._shares >= BINS - rung
+        # A count as a matrix product: numpy's sum goes through requests one by one.
+        lengths: Int32 = (is_above.astype(np.float32) @ np.ones(is_above.shape[1], np.float32)).astype(np.int32)
+        return lengths
+
+
+@cache
+def prefixes(num_positions: int, dtype: type[Any] = np.float64) -> NDArray[Any]:
+    """[K + 1, K] 1 at the first 0, 1, ... K positions."""
+    return np.tri(num_positions + 1, num_positions, -1, dtype)
 
 
 @cache

@@ -81,9 +81,9 @@ class Prices:
             self.cost, self._is_new = CostModel(state.capture_sizes), False
         num_context, num_prefill = int(state.context_lens.sum()), state.num_prefill_tokens
         rows = state.num_running + num_prefill
-        off_s = plain_s = float(self.cost.step_s(rows, state.num_running, num_context, num_prefill))
+        off_s = plain_s = self.cost.one_step_s(rows, state.num_running, num_context, num_prefill)
         if num_prefill:
-            plain_s = float(self.cost.step_s(state.num_running, state.num_running, num_context, 0))
+            plain_s = self.cost.one_step_s(state.num_running, state.num_running, num_context, 0)
         step = PricedStep(state, num_context, off_s, plain_s, self._token_s(state, plain_s, gain))
         everyone_s = self.cost.draft_s(state.num_running, state.max_draft_tokens)
         step.is_free = self.has_asked and float(everyone_s) <= FREE * plain_s

@@ -117,7 +117,7 @@ class ReplayEngine(Engine):
         began = perf_counter()
         super().draft(state, decision, batch)
         self._drafting_s = perf_counter() - began
-        self._asked = int(np.count_nonzero(decision.num_draft_tokens)), max(map(len, batch.proposals), default=0)
+        self._asked = int(np.count_nonzero(decision.num_draft_tokens)), int(batch.num_proposed_tokens.max(initial=0))
 
     def sample(
         self, batch: Batch, slots: Int32, requests: list[Request], drafts: list[list[int]]
@@ -172,7 +172,7 @@ class OracleEngine(ReplayEngine):
         if not num_asked or not longest:
             return
         lengths = np.arange(longest + 1)
-        found = np.array([len(draft) for draft in batch.drafts])
+        found = batch.num_draft_tokens
         right = np.array([self._num_right(r, d) for r, d in zip(batch.decodes, batch.drafts, strict=True)])
         rows = state.num_running + state.num_prefill_tokens + np.minimum(found, lengths[:, None]).sum(axis=1)
         progress = np.exp(np.log1p(np.minimum(right, lengths[:, None])).mean(axis=1))
@@ -184,7 +184,7 @@ class OracleEngine(ReplayEngine):
             num = state.num_running
             seconds = seconds - (seconds[0] - self.costs.step_s(num, num, context, 0))
         best = int(np.argmax(progress / seconds))
-        batch.drafts = [draft[:best] for draft in batch.drafts]
+        batch.cut(np.minimum(found, np.int32(best)))
         self._asked = (num_asked if best else 0, best)
 
     def _num_right(self, request: Request, draft: list[int]) -> int:
