@@ -91,7 +91,7 @@ class Goodput(SpeculationPolicy):
         is_large = state.num_running * longest > CAUTIOUS_ROWS
         if self._probes.is_reference(self._switch.gain, state.num_prefill_tokens > 0, is_large):
             return SpecDecision(np.zeros(state.num_running, np.int32), "plain step, to measure", stand_by=False)
-        if not step.is_free and (not self._prices.has_asked or self._is_cautious(int(budgets.sum()))):
+        if not step.is_free and self._is_leap(step, budgets):
             return self._look(step, longest, "few drafts graded")
         step.is_on = True
         if not step.is_free:
@@ -225,6 +225,15 @@ class Goodput(SpeculationPolicy):
         if self._is_cautious(num_rows):
             num_rows = max(CAUTIOUS_ROWS, step.state.num_running // 8)
         return ladder.lengths(num_rows)
+
+    def _is_leap(self, step: PricedStep, budgets: Int32) -> bool:
+        """Whether asking for so much would be too much trust in a drafter that was hardly tried."""
+        if not self._prices.has_asked or self._is_cautious(int(budgets.sum())):
+            return True
+        if self._num_graded >= ENOUGH_GRADED or step.state.num_running == 1:
+            return False
+        reading_s, _ = self._prices.reading_s(step)
+        return float(reading_s @ (budgets > 0)) > step.plain_s
 
     def _is_cautious(self, num_rows: int) -> bool:
         """Whether so many rows would be too much trust in what was hardly tried."""

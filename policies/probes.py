@@ -9,8 +9,8 @@ from .ladder import Float64
 
 BUDGET = 0.004
 """Share of the time that probes may cost, by the predicted cost of each."""
-ADVANCE = 1.5
-"""Plain steps' worth of probing that a job may do before it has earned it."""
+ADVANCE, MOST_CREDIT = 1.0, 3.0
+"""Plain steps' worth of probing that a job may do before it has earned it, and that it may save up."""
 MOST_DEBT = 4.0
 """Plain steps' worth of debt that a probe may leave: one that hiccuped must not be the last."""
 HOPELESS = -0.2
@@ -64,7 +64,7 @@ class Probes:
         if self._credit_s is None:
             self._credit_s = ADVANCE * plain_s
         credit_s = max(self._credit_s + BUDGET * seconds, -MOST_DEBT * plain_s)
-        self._credit_s = min(credit_s, 2 * ADVANCE * plain_s)
+        self._credit_s = min(credit_s, MOST_CREDIT * plain_s)
 
     def is_due(self, is_urgent: bool) -> bool:
         """Whether the next step without speculation should be a probe; counts the step. is_urgent: little is known
