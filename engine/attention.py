@@ -49,7 +49,7 @@ class AttentionGroup:
     """Whether these are all rows of the batch, in order and without padding."""
     _masks: dict[tuple[int | None, int | None, int], Tensor] = field(default_factory=dict)
 
-    def mask(self, window: int | None, chunk: int | None, dtype: torch.dtype, repeats: int = 1) -> Tensor:
+    def mask(self, window: int | None, chunk: int | None, dtype: torch.dtype, repeats: int) -> Tensor:
         """[n, 1, repeats * Q, L] additive: 0 where a query may look, -inf elsewhere; its Q rows again and again. Built
         once a step for each kind of layer."""
         if (window, chunk, repeats) not in self._masks:

@@ -65,8 +65,6 @@ class AcceptanceModel:
         self._num_steps = self._next_fold = self._next_score = 0
         self._num_folds = self._num_scored = self._last_count = 0
         self._first_error, self._first_trials = 0.0, 0.0
-        self.num_changes = 0
-        """Times that acceptance as a whole was found to have changed."""
         self._resize(1, 1)
 
     def expected(self, state: StepState, num_positions: int) -> tuple[Float64, Float64]:
@@ -116,8 +114,8 @@ class AcceptanceModel:
 
     def observe(
         self, proposals: Proposals | None, budgets: Int32, feedback: StepFeedback, is_rare: bool = False
-    ) -> None:
-        """Learn what became of a step's drafts.
+    ) -> bool:
+        """Learn what became of a step's drafts; returns whether acceptance as a whole was found to have changed.
 
         proposals: as given to `trim`; None where the drafter was not asked or nothing is known of its confidence.
         budgets: [R] tokens that the drafter was asked for, at most max_draft_tokens. `Proposals.num_budgeted_tokens`
@@ -135,7 +133,8 @@ class AcceptanceModel:
                 self._score(proposals, reached, passed)
             self._count(budgets, feedback.num_proposed_tokens, reached, passed)
         if self._rates.has_news and (is_rare or self._num_steps >= self._next_fold):
-            self._fold()
+            return self._fold()
+        return False
 
     def facts(self) -> dict[str, float]:
         """Rates by position, Brier scores (per graded trial: all positions, the first), trials, spread, trust."""
@@ -232,8 +231,8 @@ class AcceptanceModel:
         self._first_error += float(errors @ is_first)
         self._first_trials += float(np.count_nonzero(is_first))
 
-    def _fold(self) -> None:
-        """Turn the counts into rates and the rates into tables; in every step at first."""
+    def _fold(self) -> bool:
+        """Turn the counts into rates and the rates into tables, in every step at first; returns as observe()."""
         self._num_folds += 1
         if self._num_folds > 2 * FOLD_STEPS:
             many = self._num_groups > 2 or len(self._rows) >= 64
@@ -244,11 +243,11 @@ class AcceptanceModel:
         if self._num_folds % 4 == 0:
             self._learn_spread()
         self._build()
+        return changed is not None and bool(changed[-1])
 
     def _forget(self, changed: NDArray[np.bool_]) -> None:
         """Drop what hangs on rates that have changed. changed: [rows] of the groups, the pool's last."""
         if changed[-1]:
-            self.num_changes += 1
             self._confidence.forget()
             self._newcomer = 0.0
         if self._state is not None:

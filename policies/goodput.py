@@ -130,9 +130,9 @@ class Goodput(SpeculationPolicy):
             if not step.state.num_prefill_tokens:
                 self._probes.plain_step()
             return
-        num_changes, is_probe = self._acceptance.num_changes, not step.is_on and not step.is_free
-        self._acceptance.observe(proposals, proposals.num_budgeted_tokens, feedback, is_rare=is_probe)
-        if is_probe and self._acceptance.num_changes > num_changes:
+        is_probe = not step.is_on and not step.is_free
+        has_changed = self._acceptance.observe(proposals, proposals.num_budgeted_tokens, feedback, is_rare=is_probe)
+        if is_probe and has_changed:
             self._switch.doubt()
         num_graded = int(np.count_nonzero(proposals.num_draft_tokens))
         self._num_graded += num_graded
