@@ -1,48 +1,18 @@
 """A cost model that has seen a few steps."""
 
+from dataclasses import replace
+
 import numpy as np
 
-from specrun.policies.base import StepFeedback, StepState
 from specrun.policies.cost_model import CostModel
+from tests.policies.states import feedback_of, state_of
 
 
 def measured_costs() -> CostModel:
-    """Of steps that take 10 ms and 1 ms for each row."""
+    """Of steps that take 10 ms and 1 ms for each row, all of them requests that decode."""
     costs = CostModel()
-    for rows in (1, 2, 4, 8, 16, 4, 2):
-        costs.observe(_step(rows, 0.01 + 0.001 * rows))
+    for num_rows in (1, 2, 4, 8, 16, 4, 2):
+        nothing = np.zeros(num_rows, np.int32)
+        step = feedback_of(state_of(num_rows), nothing, nothing)
+        costs.observe(replace(step, draft_s=0.0, verify_s=0.01 + 0.001 * num_rows, other_s=0.0))
     return costs
-
-
-def _step(num_rows: int, seconds: float) -> StepFeedback:
-    """One in which each row is a request that decodes."""
-    each = np.full(num_rows, 20, np.int32)
-    nothing = np.zeros(num_rows, np.int32)
-    state = StepState(
-        step=0,
-        num_running=num_rows,
-        num_scheduled=num_rows,
-        num_waiting=0,
-        num_prefill_tokens=0,
-        kv_usage=0.1,
-        max_draft_tokens=3,
-        drafter="ngram",
-        rolling_acceptance_rate=None,
-        slots=np.arange(num_rows, dtype=np.int32),
-        context_lens=each,
-        groups=nothing,
-        num_draft_tokens=nothing.astype(np.int64),
-        num_accepted_tokens=nothing.astype(np.int64),
-    )
-    return StepFeedback(
-        state=state,
-        num_proposed_tokens=nothing,
-        num_draft_tokens=nothing,
-        num_accepted_tokens=nothing,
-        num_matched_tokens=nothing,
-        num_committed_tokens=nothing + 1,
-        num_batched_tokens=num_rows,
-        draft_s=0.0,
-        verify_s=seconds,
-        other_s=0.0,
-    )
