@@ -16,7 +16,8 @@ KNOTS = (
     *(640, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096, 5120, 6144, 8192, 12288, 16384),
 )
 """Rows between which the cost of a step is a straight line: dense where real surfaces have their stairs."""
-MAX_CAPTURE_KNOTS = 32
+MAX_CAPTURE_KNOTS = 64
+"""So many captured sizes have a knot each, as there may be a stair between any two; of more, those nearest to KNOTS."""
 OFTEN, MANY_REQUESTS, SELDOM = 32, 64, 4
 """Steps of a size that make it well known, and the requests from which time is saved on it: one step in two is learned
 from, of more requests one in R / 64, but never less than one in four,"""
@@ -35,13 +36,21 @@ NUM_SLOPES = 4  # requests, context tokens, whether there are drafts, prefill to
 BEYOND = 64.0  # the last straight line ends at so many times the last knot
 STAND_BY_FLOOR = 0.005
 """Share of a step below which time spent on drafting nothing is that of the clock itself."""
+DRAFTING_SHARES = np.array([0.1, 0.005, 0.8, 0.005, 0.001])
+"""What a drafter's time is thought to be made of: in any case, for each request, for each token of the longest draft (a
+pass), for each draft token, for each token that it has to read. Rows look cheap beside a pass, as FREE_ROWS has it: a
+few requests are asked first, and what they seem to take is multiplied where all are."""
+STAND_BY_SHARES = np.array([0.9, 0.005])
+"""The same of one that stays ready and drafts nothing: in any case, for each request."""
+SMALL_SHARE, SMALL_DOUBT = 0.01, 4.0
+"""A share below this may as well be so many times as large."""
 ERROR_WINDOW = 512
 MAX_DRAFTERS = 8  # kinds; a job has one
 LOADED_DOUBT = 0.2
 
 
 class CostModel:
-    """Predicts seconds of a step before it runs; corrected by every step. Memory is bounded; O(d^2) a step, d ~ 40.
+    """Predicts seconds of a step before it runs; corrected by every step. Memory is bounded; O(d^2) a step, d 40 to 70.
 
     seconds(n, R, context, P) = f(n) + (a + d [n > R + P]) R + b context + c P, with f a straight line between knots in
     the rows n of the forward pass, and d what it takes for each request that there are drafts at all, so that requests
@@ -299,10 +308,9 @@ class CostModel:
         seconds, kind = feedback.draft_s, feedback.state.drafter
         if num_drafting:
             x = np.array([1.0, num_drafting, longest, num_drafting * longest, num_catch_up])
-            weights = np.array([0.1, 0.02, 0.8, 0.02, 0.02])
-            fits = self._drafting
+            shares, fits = DRAFTING_SHARES, self._drafting
         elif stood_by(feedback):
-            x, weights, fits = np.array([1.0, feedback.state.num_running]), np.array([0.5, 0.5]), self._standing_by
+            x, shares, fits = np.array([1.0, feedback.state.num_running]), STAND_BY_SHARES, self._standing_by
         else:
             return 0.0
         seconds = max(seconds, 1e-9)
@@ -310,7 +318,7 @@ class CostModel:
             predicted = fits[kind].observe(x, seconds)
             return predicted if num_drafting else 0.0
         if len(fits) < MAX_DRAFTERS:
-            fits[kind] = _first_draft(x, weights, seconds)
+            fits[kind] = _first_draft(x, shares, seconds)
         return seconds if num_drafting else 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -367,8 +375,8 @@ def _knots(capture_sizes: list[int]) -> list[int]:
     return [*inside, last + 1, *(knot for knot in KNOTS if knot > last + 1), *([2 * last] if last >= KNOTS[-1] else [])]
 
 
-def _first_draft(x: Float64, weights: Float64, seconds: float) -> DriftingFit:
+def _first_draft(x: Float64, shares: Float64, seconds: float) -> DriftingFit:
     """The prior of a drafter after its first step: each of what may make it slow has its share."""
-    theta = np.where(x > 0, weights * seconds / np.maximum(x, 1.0), 0.0)
-    spread = np.where(theta > 0, theta, 0.5 * seconds / max(float(x[1]), 1.0))
+    theta = shares * (seconds / float(shares @ x))
+    spread = np.where(shares < SMALL_SHARE, SMALL_DOUBT, 1.0) * theta
     return DriftingFit(theta, np.diag(spread**2) + np.multiply.outer(theta, theta), np.zeros(len(x)))

@@ -28,8 +28,9 @@ PLAN_STEPS, MANY_REQUESTS = 4, 64
 between,"""
 SAME_ROWS = 0.02
 """unless the rows, prefill included, change by more than this share."""
-ENOUGH_GRADED = 32
-"""Graded drafts before a large batch speculates as a whole."""
+ENOUGH_GRADED, GROWTH = 32, 4
+"""Graded drafts before a large batch speculates as a whole; before that so many times as many requests are asked as
+drafts were graded."""
 CAUTIOUS_ROWS = 32
 """A step with fewer draft rows than this needs no such evidence."""
 
@@ -89,7 +90,7 @@ class Goodput(SpeculationPolicy):
         if not self._switch.is_on or self._guard.blocks(_tier(state)):
             return self._look(step, longest, f"off: {gain}")
         is_large = state.num_running * longest > CAUTIOUS_ROWS
-        if self._probes.is_reference(self._switch.gain, state.num_prefill_tokens > 0, is_large):
+        if self._probes.is_reference(step, self._switch.gain, is_large):
             return SpecDecision(np.zeros(state.num_running, np.int32), "plain step, to measure", stand_by=False)
         if not step.is_free and self._is_leap(step, budgets):
             return self._look(step, longest, "few drafts graded")
@@ -128,7 +129,7 @@ class Goodput(SpeculationPolicy):
         self._surplus.observe(float(feedback.num_accepted_tokens.sum()) if step.is_on else 0.0, step.expected_accepted)
         if (proposals := step.proposals) is None:
             if not step.state.num_prefill_tokens:
-                self._probes.plain_step()
+                self._probes.plain_step(step.state.num_running)
             return
         is_probe = not step.is_on and not step.is_free
         has_changed = self._acceptance.observe(proposals, proposals.num_budgeted_tokens, feedback, is_rare=is_probe)
@@ -232,6 +233,8 @@ class Goodput(SpeculationPolicy):
             return True
         if self._num_graded >= ENOUGH_GRADED or step.state.num_running == 1:
             return False
+        if np.count_nonzero(budgets) > GROWTH * (self._num_graded + 1):
+            return True
         reading_s, _ = self._prices.reading_s(step)
         return float(reading_s @ (budgets > 0)) > step.plain_s
 

@@ -135,8 +135,8 @@ class Ladder:
     def lengths_down_to(self, rung: int) -> Int32:
         """[R] drafts of each request that are above a rung."""
         is_above = self._shares >= BINS - rung
-        # A count as a matrix product: numpy's sum goes through requests one by one.
-        lengths: Int32 = (is_above.astype(np.float32) @ np.ones(is_above.shape[1], np.float32)).astype(np.int32)
+        # numpy's sum goes through requests one by one; a matrix product raises stray floating-point warnings.
+        lengths: Int32 = np.einsum("rk->r", is_above.astype(np.int32))
         return lengths
 
 

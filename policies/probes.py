@@ -6,6 +6,7 @@ import numpy as np
 
 from .base import Int32, StepState
 from .ladder import Float64
+from .prices import PricedStep
 
 BUDGET = 0.004
 """Share of the time that probes may cost, by the predicted cost of each."""
@@ -31,13 +32,16 @@ VERDICT = 16
 """Graded drafts that make a probe's verdict."""
 SURPRISE = 0.3
 """Acceptance above the usual after which every step probes, as long as it can be paid for, until there is a verdict."""
-REFERENCE_EVERY = 256
+REFERENCE_EVERY = 384
 """Steps between plain steps where the gain is small and a mistake is likely, and four times as many elsewhere."""
 CLEAR_GAIN = 0.3
 FIRST_REFERENCE, SOON = 16, 2
 """Speculating steps before the first plain one, and in a large batch, where a mistake is dear;"""
 SURE_GAIN = 1.0
 """but no first one where the cost of plain decoding may be wrong by half and speculation would still gain."""
+TAIL = 8
+"""A batch so many times smaller than any that was seen plain is another machine: what drafts cost there is known only
+beside what none cost. Measured once it is paid for, as a probe is."""
 
 
 class Probes:
@@ -49,7 +53,9 @@ class Probes:
         self._back_off = 1
         self._num_graded = self._num_accepted = 0.0
         self._steps_since_plain = self._steps_since_stretch = 0
-        self._has_reference = self._is_repeated = self._is_surprised = False
+        self._is_repeated = self._is_surprised = False
+        self._least_plain = 0
+        """Requests of the smallest batch that was seen without drafts; 0: none was."""
         self._steps_to_trial = self._trial_wait = TRIAL_EVERY
         self._offset = 0
 
@@ -104,24 +110,30 @@ class Probes:
             self._back_off = min(2 * self._back_off, MOST_BACK_OFF)
             self._num_graded, self._num_accepted = self._num_graded / 2, self._num_accepted / 2
 
-    def is_reference(self, gain: float, has_prefill: bool, is_large: bool) -> bool:
+    def is_reference(self, step: PricedStep, gain: float, is_large: bool) -> bool:
         """Whether a speculating step should be plain, so that the cost of plain decoding is known; counts the step."""
         if self._is_repeated:
             self._is_repeated = False
             return True
         self._steps_since_plain += 1
+        num_running, has_prefill = step.state.num_running, step.state.num_prefill_tokens > 0
+        loss_s = 2 * step.plain_s * gain / (1 + gain)
+        is_tail = TAIL * num_running <= self._least_plain and self._credit_s is not None and self._credit_s > loss_s
         wait = REFERENCE_EVERY * (4 if gain > CLEAR_GAIN else 1)
-        if not self._has_reference and gain < SURE_GAIN:
-            wait = SOON if is_large and not has_prefill else FIRST_REFERENCE
+        if is_tail or (not self._least_plain and gain < SURE_GAIN):
+            wait = SOON if is_large and not has_prefill and not is_tail else FIRST_REFERENCE
         if self._steps_since_plain < (2 * wait if has_prefill else wait):
             return False
-        self._steps_since_plain, self._has_reference = 0, True
+        if is_tail:
+            self.spend(loss_s)
+        self.plain_step(num_running)
         self._is_repeated = True  # one odd step proves nothing
         return True
 
-    def plain_step(self) -> None:
-        """A step without drafts and prefill ran anyhow."""
-        self._steps_since_plain, self._has_reference = 0, True
+    def plain_step(self, num_running: int) -> None:
+        """A step without drafts and prefill ran, planned or not."""
+        self._steps_since_plain = 0
+        self._least_plain = min(self._least_plain or num_running, num_running)
 
     def budgets(self, state: StepState, reading_s: Float64, most_s: float) -> Int32:
         """[R] a draft token for each of a few requests: those of which least is known, as many as the drafter reads in
