@@ -48,7 +48,7 @@ class Probes:
     """Earns probes with every second of the job and spends them on looks at a few requests."""
 
     def __init__(self) -> None:
-        self._credit_s: float | None = None
+        self._credit_s, self._has_advance = 0.0, False
         self._steps_to_probe = 0
         self._back_off = 1
         self._num_graded = self._num_accepted = 0.0
@@ -67,8 +67,9 @@ class Probes:
         """A step has run, which would have taken plain_s without drafts and prefill; 0 while that is not known."""
         if not plain_s:
             return
-        if self._credit_s is None:
-            self._credit_s = ADVANCE * plain_s
+        if not self._has_advance:
+            self._has_advance = True
+            self._credit_s += ADVANCE * plain_s
         credit_s = max(self._credit_s + BUDGET * seconds, -MOST_DEBT * plain_s)
         self._credit_s = min(credit_s, MOST_CREDIT * plain_s)
 
@@ -77,7 +78,7 @@ class Probes:
         yet, so every step will do that can be paid for."""
         self._steps_to_probe -= 1
         self._steps_to_trial -= 1
-        is_broke = self._credit_s is not None and self._credit_s < 0
+        is_broke = self._has_advance and self._credit_s < 0
         if is_broke or (self._steps_to_probe >= 0 and not is_urgent and not self._is_surprised):
             return False
         self._steps_to_probe = LEAST_INTERVAL * self._back_off
@@ -92,8 +93,7 @@ class Probes:
 
     def spend(self, seconds: float) -> None:
         """A probe has taken so much longer than a plain step."""
-        if self._credit_s is not None:
-            self._credit_s -= max(seconds, 0.0)
+        self._credit_s -= max(seconds, 0.0)
 
     def grade(self, num_graded: int, num_accepted: int) -> None:
         """So many drafts of a probe were graded and accepted, and speculation is still off: after enough of them, probe
@@ -118,7 +118,7 @@ class Probes:
         self._steps_since_plain += 1
         num_running, has_prefill = step.state.num_running, step.state.num_prefill_tokens > 0
         loss_s = 2 * step.plain_s * gain / (1 + gain)
-        is_tail = TAIL * num_running <= self._least_plain and self._credit_s is not None and self._credit_s > loss_s
+        is_tail = TAIL * num_running <= self._least_plain and self._credit_s > loss_s
         wait = REFERENCE_EVERY * (4 if gain > CLEAR_GAIN else 1)
         if is_tail or (not self._least_plain and gain < SURE_GAIN):
             wait = SOON if is_large and not has_prefill and not is_tail else FIRST_REFERENCE

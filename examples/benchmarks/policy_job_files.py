@@ -16,8 +16,6 @@ from examples.benchmarks.real_text import MODEL, read_lines
 PROMPTS = Path(__file__).parent.parent / "quickstart" / "prompts.jsonl"
 DRAFTERS = ("ngram", "suffix", "draft_model")
 FREE = ("chat", "code")
-BREAK = "\n\n"
-"""Between what a copying row is told and what it copies."""
 Row = dict[str, Any]
 
 
@@ -97,7 +95,7 @@ def _real() -> list[Cell]:
             Cell("on-1", drafter, "copying, one row at a time", _copies(1 if slow else 3, 96), 1, many),
             Cell("on-4", drafter, "copying, 4 rows at a time", _copies(4 if slow else 8, 96), 4, many),
             Cell("off", drafter, "free text at temperature 0.7", _free(64, 48 if slow else 80), 64, few, 0.7),
-            Cell("mixed", drafter, "60 short rows of free text, 4 long copies", _mixed(80 if slow else 160), 64, many),
+            Cell("mixed", drafter, "60 short rows of free text, 4 long copies", _mixed(80 if slow else 112), 64, many),
         ]
     return sorted(found, key=lambda cell: ("on-1", "on-4", "off", "mixed").index(cell.job))
 
@@ -157,12 +155,9 @@ def _blocks(count: int, size: int, length: int) -> list[Row]:
 
 
 def _mixed(length: int) -> list[Row]:
-    """The long rows first, as run.order would have them. Each copies two paragraphs."""
-    paragraphs = _prompts("rewrite")
-    copies = [f"{paragraphs[i]}{BREAK}{paragraphs[i + 4].partition(BREAK)[2]}" for i in range(4)]
-    long = _rows(copies, [length] * 4, ["copy"] * 4)
+    """The long rows first, as run.order would have them. Each copies a paragraph: of two, this model copies only one."""
     short = _rows(_prompts(*FREE), [16 + i % 9 for i in range(60)], ["free"] * 60)
-    return [*long, *({**row, "id": f"short-{row['id']}"} for row in short)]
+    return [*_copies(4, length), *({**row, "id": f"short-{row['id']}"} for row in short)]
 
 
 def _long_tail(count: int, num_long: int, length: int, longest: int) -> list[Row]:
