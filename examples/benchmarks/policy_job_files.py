@@ -155,7 +155,7 @@ def _blocks(count: int, size: int, length: int) -> list[Row]:
 
 
 def _mixed(length: int) -> list[Row]:
-    """The long rows first, as run.order would have them. Each copies a paragraph: of two, this model copies only one."""
+    """The long rows first, as run.order would have them. Each copies a paragraph; of two this model copies only one."""
     short = _rows(_prompts(*FREE), [16 + i % 9 for i in range(60)], ["free"] * 60)
     return [*_copies(4, length), *({**row, "id": f"short-{row['id']}"} for row in short)]
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -175,6 +176,28 @@ def test_catching_up_and_standing_by_have_their_prices():
     assert float(model.draft_s(16, 2)) == pytest.approx(4e-3, rel=0.1)
     assert model.read_s(400) == pytest.approx(4e-3, rel=0.25)
     assert model.stand_by_s(16) == pytest.approx(1.5e-3, rel=0.1)
+
+
+def test_a_few_requests_do_not_make_the_drafting_of_all_look_dear():
+    """A probe pays for a pass and for reading prompts; what a request more adds to that is next to nothing."""
+    model = CostModel()
+    for num_asked in (1, 5, 7, 8, 8, 8):
+        budgets = (np.arange(128) < num_asked).astype(np.int32)
+        behind = 100.0 * num_asked
+        seconds = 6e-4 + 3e-6 * num_asked + 1e-6 * behind
+        model.observe(feedback_of(state_of(128, drafter="eagle3"), 0, 0.02, seconds), budgets, behind)
+    assert float(model.draft_s(128, 1)) < 3e-3  # it is 1 ms
+
+
+def test_a_stair_between_two_captured_sizes_stays_between_them():
+    sizes = np.array([1, 2, 4, *range(8, 257, 8), *range(272, 513, 16)], np.int32)
+    model = CostModel(sizes)
+    for step in range(300):
+        rows = 64 if step < 10 else 128 if step < 13 else 136
+        feedback = feedback_of(state_of(64), 0, {64: 0.012, 128: 0.014, 136: 0.020}[rows])
+        model.observe(replace(feedback, num_batched_tokens=rows))
+    below, above = model.step_s(np.array([128, 136]), 64, 64 * 300.0, 0)
+    assert below < 0.017 and above == pytest.approx(0.020, rel=0.02)  # the three looks at 128 rows still count
 
 
 def test_time_spent_on_not_drafting_is_no_cost_of_standing_by():

@@ -8,6 +8,7 @@ import pytest
 from specrun.policies import Proposals, StepFeedback, StepState, make_policy
 from specrun.policies.catch_up import CatchUp
 from specrun.policies.harm_guard import BLOCK_STEPS, HarmGuard
+from specrun.policies.prices import PricedStep
 from specrun.policies.probes import Probes
 from specrun.policies.simulator.acceptance_process import Acceptance
 from specrun.policies.simulator.simulation import simulate
@@ -165,6 +166,44 @@ def test_a_probe_that_hiccups_is_not_the_last():
         due += probes.is_due(is_urgent=False)
         probes.earn(0.02, 0.02)
     assert due > 0
+
+
+def test_probes_of_which_the_price_was_not_known_are_paid_for():
+    """What a job may spend in advance is one plain step, those before the first plain step included."""
+    probes = Probes()
+    probes.earn(1.0, 0.0)
+    assert probes.is_due(is_urgent=True)
+    probes.spend(1.5)
+    probes.earn(1.0, 1.0)
+    assert not probes.is_due(is_urgent=True)
+
+
+def test_a_batch_that_has_melted_is_seen_plain_once(make_state):
+    """At an eighth of any batch that was seen plain, however much speculation brings there."""
+    probes, references = Probes(), {64: 0, 9: 0, 8: 0}
+    probes.plain_step(64)
+    for num_running in references:
+        step = PricedStep(make_state(num_running=num_running), 0, 0.01, 0.01)
+        for _ in range(200):
+            probes.earn(0.01, 0.01)
+            references[num_running] += probes.is_reference(step, 1.5, is_large=True)
+    assert references == {64: 0, 9: 0, 8: 2}  # in pairs: one odd step proves nothing
+
+
+class Stair(CostSurface):
+    """16 ms up to 128 rows and 22 ms up to 256, in sizes of 8: eight drafts cost as much as 128."""
+
+    capture_sizes = np.arange(8, 513, 8, dtype=np.int32)
+    noise = 0.0
+
+    def step_s(self, num_rows, num_requests, num_context_tokens, num_prefill_tokens, progress=0.0):
+        return 0.016 + 0.006 * np.maximum(np.ceil(np.asarray(num_rows, np.float64) / 128) - 1, 0)
+
+
+def test_a_probe_across_a_stair_does_not_keep_speculation_off():
+    gain, result = speedup(job(128, 0.75, surface=Stair()))
+    assert gain > 1.15
+    assert result.is_on.mean() > 0.8
 
 
 def test_a_drafter_falls_behind_though_the_clock_is_never_at_zero(make_state):
